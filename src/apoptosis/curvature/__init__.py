@@ -1,0 +1,36 @@
+"""Exact curvature products on unmodified models.
+
+Start with `product.curvature_product`, the fast path, and `switches`, which says what the four kinds are. `reference` computes the
+same in another, slower way and is what the fast path is tested against; `paper` splits the paper's product into its
+terms. Below them: `tangents` (the mode that carries tangents through a forward), `rules*` (one entry per operation),
+`fallback` (every other operation), `interception`, `calls` and `duals` (how operations and tensors are recognised).
+
+This room knows models, batches and tasks; it knows nothing of scores, neurons or pruning.
+"""
+
+from apoptosis.curvature import (  # noqa: F401 - importing a family registers its rules
+    rules_attention,
+    rules_layer,
+    rules_linear,
+    rules_norm,
+    rules_pointwise,
+    rules_product,
+    rules_select,
+)
+from apoptosis.curvature.paper import PaperTerms, layer_tangents, paper_terms
+from apoptosis.curvature.problem import Curvature
+from apoptosis.curvature.product import curvature_product
+from apoptosis.curvature.reference import reference_product
+from apoptosis.curvature.rules import RULES
+from apoptosis.curvature.switches import KINDS
+
+__all__ = [
+    "KINDS",
+    "RULES",
+    "Curvature",
+    "PaperTerms",
+    "curvature_product",
+    "layer_tangents",
+    "paper_terms",
+    "reference_product",
+]

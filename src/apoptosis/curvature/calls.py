@@ -1,0 +1,111 @@
+"""What a torch function is called, whichever of its many spellings was used.
+
+`x + y`, `torch.add(x, y)`, `x.add(y)` and `x += y` reach a `TorchFunctionMode` as different objects. A `Call` names the operation once
+(`add`) and says whether it writes into its first argument. Functions written in Python (most of `torch.nn.functional`) are
+not operations: they are *entered*, so that the operations inside are seen instead.
+"""
+
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Call", "body_of", "functional_of", "identify"]
+
+_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One torch function: its name, and how it is to be treated."""
+
+    name: str
+    in_place: bool = False
+    is_getter: bool = False
+    is_python: bool = False
+
+
+@cache
+def identify(func: Callable[..., Any]) -> Call:
+    """The operation behind a function that a `TorchFunctionMode` was handed."""
+    name = getattr(func, "__name__", type(func).__name__)
+    if name == "__get__":
+        owner = func.__self__  # pyright: ignore[reportFunctionMemberAccess]
+        return Call(owner.__name__, is_getter=True)
+    if name == "__set__":
+        return Call("__set__", is_getter=True)
+    if isinstance(func, types.FunctionType):
+        return Call(name, is_python=True)
+    if name == "__setitem__":
+        return Call(name, in_place=True)
+    if name.startswith("__") and name.endswith("__"):
+        bare = name[2:-2]
+        if bare.startswith("i") and hasattr(Tensor, f"{bare[1:]}_"):
+            return Call(bare[1:], in_place=True)
+        if bare.startswith("r") and hasattr(Tensor, bare[1:]) and bare not in ("rsub", "round"):
+            return Call(_ALIASES.get(bare[1:], bare[1:]))
+        return Call(_ALIASES.get(bare, bare))
+    if name.endswith("_") and not name.endswith("__"):
+        return Call(_ALIASES.get(name[:-1], name[:-1]), in_place=True)
+    return Call(_ALIASES.get(name, name))
+
+
+@cache
+def functional_of(name: str) -> Callable[..., Any] | None:
+    """The version of an operation that returns its result instead of writing it."""
+    for owner in (Tensor, torch, torch.nn.functional):
+        if callable(found := getattr(owner, name, None)):
+            return found
+    return None
+
+
+@cache
+def body_of(func: types.FunctionType) -> Callable[..., Any]:
+    """The same Python function without its own question whether somebody overrides it.
+
+    Calling `func` itself with the mode on would hand it straight back to the mode, for ever. Everything its body calls
+    still asks.
+    """
+    unasked = {name: _nobody for name in _CHECKS if name in func.__globals__}
+    body = types.FunctionType(
+        func.__code__,
+        {**func.__globals__, **unasked},
+        func.__name__,
+        func.__defaults__,
+        func.__closure__,
+    )
+    body.__kwdefaults__ = func.__kwdefaults__
+    return body
+
+
+def _nobody(*_: object) -> bool:
+    return False
+
+
+_ALIASES = {
+    "truediv": "div",
+    "true_divide": "div",
+    "divide": "div",
+    "multiply": "mul",
+    "subtract": "sub",
+    "negative": "neg",
+    "absolute": "abs",
+    "clip": "clamp",
+    "swapaxes": "transpose",
+    "swapdims": "transpose",
+    "moveaxis": "movedim",
+    "concat": "cat",
+    "concatenate": "cat",
+    "special_expit": "sigmoid",
+    "special_erf": "erf",
+    "special_softmax": "softmax",
+    "special_log_softmax": "log_softmax",
+    "_softmax": "softmax",
+    "log_sigmoid": "logsigmoid",
+    "getitem": "__getitem__",
+    "ger": "outer",
+}

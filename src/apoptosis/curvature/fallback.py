@@ -1,0 +1,251 @@
+"""Any operation at all: value, tangent and second derivative by torch's own means.
+
+Forward: the value, and the tangent by forward-mode differentiation of this one operation, else by differentiating its backward (a
+double vjp). Only x and x̂ are remembered. Backward, with A, B the adjoints of y, ŷ: the operation is run again with a graph,
+
+    v = Jᵀ B,    adjoint of x̂ = v,    adjoint of x = Jᵀ A + ∇ₓ⟨v, x̂⟩,
+
+the last term being curvature. This is right even where recorded forward-mode differentiation is not (norms in train mode), because nothing is
+differentiated twice that torch has not a formula for. It costs a second run of the operation, so whatever is met often has a
+rule of its own; what comes here is counted and reported.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from apoptosis.curvature.adjoints import adjoint
+from apoptosis.curvature.duals import Dual
+from apoptosis.curvature.rules import duals_in, values_of
+from apoptosis.curvature.rules_linear import apply_linear
+from apoptosis.curvature.switches import Switches
+
+__all__ = ["apply_any"]
+
+
+def apply_any(
+    kept: Switches, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, bool]:
+    """The result of an operation without a rule, and whether the generic path was needed for it."""
+    state = torch.get_rng_state()
+    result = func(*values_of(args), **values_of(kwargs))
+    produced = [t for t in _tensors(result) if t.requires_grad]
+    if not produced:  # comparisons, shapes, factories: constants
+        return result, False
+    duals = duals_in((args, kwargs))
+    if all(_is_view_of(t, duals) for t in produced):
+        return apply_linear(kept, func, args, kwargs), False
+    if all(dual.tangent is None for dual in duals):
+        return _wrap(result, iter(()), {id(t) for t in produced}), False
+    torch.set_rng_state(state)  # the same random numbers again
+    return _apply_generic(kept, func, args, kwargs, duals), True
+
+
+def _is_view_of(tensor: Tensor, duals: list[Dual]) -> bool:
+    base = tensor._base
+    return base is not None and any(d.value is base or d.value._base is base for d in duals)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [t for item in value for t in _tensors(item)]
+    return []
+
+
+def _wrap(result: Any, tangents: Any, produced: set[int]) -> Any:
+    if isinstance(result, Tensor):
+        return Dual(result, next(tangents, None)) if id(result) in produced else result
+    if isinstance(result, (tuple, list)):
+        parts = [_wrap(part, tangents, produced) for part in result]
+        return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
+    return result
+
+
+def _apply_generic(
+    kept: Switches,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    duals: list[Dual],
+) -> Any:
+    again = _Again(func, args, kwargs)
+    tangents = [torch.zeros_like(d.value) if d.tangent is None else d.tangent for d in duals]
+    outputs = _Generic.apply(kept, again, *(d.value for d in duals), *tangents)
+    values, moved = outputs[: len(outputs) // 2], outputs[len(outputs) // 2 :]  # pyright: ignore
+    made = iter(Dual(v, t) for v, t in zip(values, moved, strict=True))
+    return again.rebuild(made)
+
+
+class _Again:
+    """An operation that can be run again on other values, with the same random numbers."""
+
+    def __init__(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.func, self.args, self.kwargs = func, args, kwargs
+        self.rng = torch.get_rng_state()
+        self.template: Any = None
+
+    def __call__(self, values: list[Tensor]) -> list[Tensor]:
+        """The floating-point outputs."""
+        supply = iter(values)
+        args, kwargs = (_substitute(part, supply) for part in (self.args, self.kwargs))
+        self.template = self.func(*args, **kwargs)
+        return [t for t in _tensors(self.template) if t.is_floating_point()]
+
+    def rebuild(self, made: Any) -> Any:
+        """The outputs in the operation's own arrangement."""
+        return _arrange(self.template, made)
+
+
+def _substitute(value: Any, supply: Any) -> Any:
+    if isinstance(value, Dual):
+        return next(supply)
+    if type(value) in (tuple, list):
+        return type(value)([_substitute(item, supply) for item in value])
+    if type(value) is dict:
+        return {key: _substitute(item, supply) for key, item in value.items()}
+    return value
+
+
+def _arrange(template: Any, made: Any) -> Any:
+    if isinstance(template, Tensor):
+        return next(made) if template.is_floating_point() else template
+    if isinstance(template, (tuple, list)):
+        parts = [_arrange(part, made) for part in template]
+        return type(template)(*parts) if hasattr(template, "_fields") else type(template)(parts)
+    return template
+
+
+class _Generic(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, kept: Switches, again: _Again, *flat: Tensor) -> tuple[Tensor, ...]:
+        xs, tangents = list(flat[: len(flat) // 2]), list(flat[len(flat) // 2 :])
+        ctx.kept, ctx.again = kept, again
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*flat)
+        again.rng = torch.get_rng_state()
+        values, moved = _push_forward(again, xs, tangents)
+        again.template = _detached(again.template)
+        return (*values, *moved)
+
+    @staticmethod
+    @adjoint
+    def backward(ctx: Any, *adjoints: Tensor | None) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        xs, tangents = saved[: len(saved) // 2], saved[len(saved) // 2 :]
+        half = len(adjoints) // 2
+        on_values, on_tangents = adjoints[:half], adjoints[half:]
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(ctx.again.rng)
+            leaves = [x.detach().requires_grad_() for x in xs]
+            outputs = ctx.again(leaves)
+            to_values = _pull_back(outputs, leaves, on_values)
+            pulled = _pull_back(outputs, leaves, on_tangents, create_graph=ctx.kept.curved)
+            to_tangents = [None if v is None else v.detach() for v in pulled]
+            if ctx.kept.curved:
+                to_values = _add_bend(to_values, pulled, leaves, tangents)
+        return None, None, *to_values, *to_tangents
+
+
+def _detached(value: Any) -> Any:
+    """Keep the arrangement and the integers of a result, not its graph."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, (tuple, list)):
+        parts = [_detached(part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
+def _push_forward(
+    again: _Again, xs: list[Tensor], tangents: list[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    state = torch.get_rng_state()
+    try:
+        # Forward mode is switched off inside autograd.Function.forward.
+        with forward_ad._set_fwd_grad_enabled(True), forward_ad.dual_level():
+            made = [
+                forward_ad.make_dual(x.detach(), t.detach())
+                for x, t in zip(xs, tangents, strict=True)
+            ]
+            outputs = [forward_ad.unpack_dual(y) for y in again(made)]
+        return (
+            [y.primal.detach() for y in outputs],
+            [torch.zeros_like(y.primal) if y.tangent is None else y.tangent for y in outputs],
+        )
+    except (NotImplementedError, RuntimeError):
+        torch.set_rng_state(state)
+        return _push_twice_backward(again, xs, tangents)
+
+
+def _push_twice_backward(
+    again: _Again, xs: list[Tensor], tangents: list[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """J x̂ as the derivative of u ↦ ⟨Jᵀu, x̂⟩."""
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() for x in xs]
+        outputs = again(leaves)
+        probes = [torch.zeros_like(y, requires_grad=True) for y in outputs]
+        pulled = _pull_back(outputs, leaves, probes, create_graph=True)
+        pairs = [(v, t) for v, t in zip(pulled, tangents, strict=True) if v is not None]
+        moved = torch.autograd.grad(
+            [v for v, _ in pairs], probes, [t for _, t in pairs], allow_unused=True
+        )
+    return (
+        [y.detach() for y in outputs],
+        [torch.zeros_like(y) if m is None else m for m, y in zip(moved, outputs, strict=True)],
+    )
+
+
+def _pull_back(
+    outputs: list[Tensor],
+    leaves: list[Tensor],
+    adjoints: Any,
+    *,
+    create_graph: bool = False,
+) -> list[Tensor | None]:
+    pairs = [
+        (y, a)
+        for y, a in zip(outputs, adjoints, strict=True)
+        if a is not None and y.requires_grad
+    ]
+    if not pairs:
+        return [None] * len(leaves)
+    return list(
+        torch.autograd.grad(
+            [y for y, _ in pairs],
+            leaves,
+            [a for _, a in pairs],
+            create_graph=create_graph,
+            retain_graph=True,
+            allow_unused=True,
+        )
+    )
+
+
+def _add_bend(
+    to_values: list[Tensor | None],
+    pulled: list[Tensor | None],
+    leaves: list[Tensor],
+    tangents: Any,
+) -> list[Tensor | None]:
+    pairs = [
+        (v, t)
+        for v, t in zip(pulled, tangents, strict=True)
+        if v is not None and v.requires_grad
+    ]
+    if not pairs:
+        return to_values
+    bends = torch.autograd.grad(
+        [v for v, _ in pairs], leaves, [t for _, t in pairs], allow_unused=True
+    )
+    return [
+        bend if value is None else value if bend is None else value + bend
+        for value, bend in zip(to_values, bends, strict=True)
+    ]

@@ -1,0 +1,250 @@
+"""`connectivity` by its definition: every operation that is no product, replaced by its linearisation at the current point.
+
+    f̃(x) = f(x₀) + J_f(x₀)·(x − x₀)
+
+has f's value and slope and no curvature. What remains curved are the products: weight × input, left × right. Composite operations are
+taken apart into products and the rest: norms into normalisation and affine part, attention into q·k, softmax and S·v.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from apoptosis.curvature.calls import Call
+from apoptosis.curvature.duals import Dual
+from apoptosis.curvature.interception import Interceptor
+from apoptosis.curvature.rules import RULES, duals_in, values_of
+
+__all__ = ["LinearisingMode", "linearised"]
+
+
+class LinearisingMode(Interceptor):
+    """Runs a model with everything but products linearised. There are no tangents here: double backward follows."""
+
+    def operate(
+        self, call: Call, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The operation's surrogate."""
+        if call.name in _APART:
+            return Dual(_APART[call.name](*values_of(args), **values_of(kwargs)))
+        rule = RULES.get(call.name)
+        family = rule.family if rule is not None else ""
+        if family == "linear" or (family in ("product", "layer") and self._is_product(call, args)):
+            return _known(func(*values_of(args), **values_of(kwargs)))
+        return _known(_linearise_call(func, args, kwargs))
+
+    def _is_product(self, call: Call, args: tuple[Any, ...]) -> bool:
+        """Products of two things; not divisions, not squares, not activations inside a hand-written norm."""
+        if call.name in ("div", "addcdiv"):
+            return False
+        duals = duals_in(args)
+        if len(duals) == 2 and duals[0].value is duals[1].value:
+            return False
+        weights = sum(dual.weight for dual in duals)
+        return not self.norm_depth or len(duals) < 2 or 0 < weights < len(duals)
+
+
+def linearised(f: Callable[..., Any], *xs: Tensor) -> Any:
+    """f(x₀) + J_f(x₀)·(x − x₀), differentiable by x, with value f(x)."""
+    points = [x.detach().requires_grad_() for x in xs]
+    with torch.enable_grad():
+        outputs = f(*points)
+        flat = [y for y in _tensors(outputs) if y.requires_grad]
+        probes = [torch.zeros_like(y, requires_grad=True) for y in flat]
+        pulled = torch.autograd.grad(flat, points, probes, create_graph=True, allow_unused=True)
+        pairs = [
+            (v, x - x.detach()) for v, x in zip(pulled, xs, strict=True) if v is not None
+        ]
+        slopes = torch.autograd.grad(
+            [v for v, _ in pairs], probes, [d for _, d in pairs], create_graph=True, allow_unused=True
+        )
+    surrogates = iter(
+        y.detach() if slope is None else y.detach() + slope
+        for y, slope in zip(flat, slopes, strict=True)
+    )
+    return _rebuild(outputs, surrogates, {id(y) for y in flat})
+
+
+def _linearise_call(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    with torch.enable_grad():
+        plain = func(*values_of(args), **values_of(kwargs))
+    produced = [t for t in _tensors(plain) if t.requires_grad]
+    if not produced or all(t._base is not None for t in produced):
+        return plain
+    duals = duals_in((args, kwargs))
+
+    def run(*points: Tensor) -> Any:
+        supply = iter(points)
+        return func(*_supplied(args, supply), **_supplied(kwargs, supply))
+
+    return linearised(run, *(dual.value for dual in duals))
+
+
+def _supplied(value: Any, supply: Any) -> Any:
+    if isinstance(value, Dual):
+        return next(supply)
+    if type(value) in (tuple, list):
+        return type(value)([_supplied(item, supply) for item in value])
+    if type(value) is dict:
+        return {key: _supplied(item, supply) for key, item in value.items()}
+    return value
+
+
+def _known(result: Any) -> Any:
+    """Everything that depends on parameters gets a record."""
+    if isinstance(result, Tensor):
+        return Dual(result) if result.requires_grad else result
+    if isinstance(result, (tuple, list)):
+        parts = [_known(part) for part in result]
+        return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
+    return result
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [t for item in value for t in _tensors(item)]
+    return []
+
+
+def _rebuild(result: Any, made: Any, ids: set[int]) -> Any:
+    if isinstance(result, Tensor):
+        return next(made) if id(result) in ids else result
+    if isinstance(result, (tuple, list)):
+        parts = [_rebuild(part, made, ids) for part in result]
+        return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
+    return result
+
+
+def _affine(n: Tensor, weight: Tensor | None, bias: Tensor | None, shape: Any) -> Tensor:
+    n = n if weight is None else weight.view(shape) * n
+    return n if bias is None else n + bias.view(shape)
+
+
+def _batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    training: bool,  # noqa: FBT001
+    _momentum: float,
+    eps: float,
+    *_: Any,
+) -> Tensor:
+    use_batch = training or mean is None
+
+    def normalise(t: Tensor) -> Tensor:
+        if use_batch:
+            return F.batch_norm(t, None, None, training=True, eps=eps)
+        return F.batch_norm(t, mean, variance, eps=eps)
+
+    n = linearised(normalise, x) if x.requires_grad else normalise(x)
+    return _affine(n, weight, bias, (1, -1, *(1,) * (x.dim() - 2)))
+
+
+def _instance_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    use_input_stats: bool,  # noqa: FBT001
+    momentum: float,
+    eps: float,
+    *_: Any,
+) -> Tensor:
+    if not use_input_stats:
+        return _batch_norm(x, weight, bias, mean, variance, False, momentum, eps)
+    return _group_norm(x, x.shape[1], weight, bias, eps)
+
+
+def _layer_norm(
+    x: Tensor,
+    shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *_: Any,
+) -> Tensor:
+    return _affine(_frozen(lambda t: F.layer_norm(t, shape, eps=eps), x), weight, bias, shape)
+
+
+def _rms_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    return _affine(_frozen(lambda t: F.rms_norm(t, shape, eps=eps), x), weight, None, shape)
+
+
+def _group_norm(
+    x: Tensor,
+    groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *_: Any,
+) -> Tensor:
+    shape = (1, -1, *(1,) * (x.dim() - 2))
+    return _affine(_frozen(lambda t: F.group_norm(t, groups, eps=eps), x), weight, bias, shape)
+
+
+def _frozen(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return linearised(f, x) if x.requires_grad else f(x)
+
+
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001, FBT002
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if enable_gqa:
+        k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
+    scores = q @ k.mT * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    weights = _frozen(lambda t: torch.ops.aten._safe_softmax(t, -1), scores)
+    if dropout_p:
+        weights = weights * torch.dropout(torch.ones_like(weights), dropout_p, True)
+    return weights @ v
+
+
+def _glu(x: Tensor, dim: int = -1) -> Tensor:
+    a, b = x.chunk(2, dim)
+    return a * linearised(torch.sigmoid, b)
+
+
+def _prelu(x: Tensor, weight: Tensor) -> Tensor:
+    shape = (1, -1, *(1,) * (x.dim() - 2)) if weight.numel() > 1 else (1,)
+    return x.clamp(min=0) + weight.view(shape) * x.clamp(max=0)
+
+
+def _lerp(x: Tensor, end: Tensor, weight: Any) -> Tensor:
+    return x + weight * (end - x)
+
+
+_APART: dict[str, Callable[..., Tensor]] = {
+    "batch_norm": _batch_norm,
+    "instance_norm": _instance_norm,
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "group_norm": _group_norm,
+    "scaled_dot_product_attention": _attention,
+    "glu": _glu,
+    "prelu": _prelu,
+    "lerp": _lerp,
+}

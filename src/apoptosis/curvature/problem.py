@@ -1,0 +1,275 @@
+"""What both paths share: the question, checked, and the mean over the data.
+
+A `Problem` is a model with the parameters that count and a direction δ for them. A *pass* answers it for one piece of data; the answer
+for all data is the mean weighted by `task.count`, so it does not depend on how the data are cut.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from apoptosis.curvature.switches import Kind
+from apoptosis.errors import (
+    ConfigError,
+    DataError,
+    DirectionError,
+    LossError,
+    ModelError,
+    NonFiniteError,
+)
+from apoptosis.progress import track
+from apoptosis.task import Batch, Task, tensors_in
+
+__all__ = ["Curvature", "Pass", "Problem", "mean_over", "pose", "start_backward"]
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """A curvature product and what came with it, all means over `count` samples, by parameter name."""
+
+    product: Tensors
+    gradient: Tensors | None
+    loss: float
+    count: int
+    kind: str
+    fallbacks: dict[str, int] = field(default_factory=dict[str, int])
+    """Operations without a rule and how often each took the generic path: exact, but slower."""
+    unreached: tuple[str, ...] = ()
+    """Parameters that the outputs do not depend on; their product is 0."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A model, its trainable parameters, and the direction."""
+
+    model: nn.Module
+    parameters: dict[str, nn.Parameter]
+    direction: dict[str, Tensor | None]
+    kind: Kind
+    wants_gradient: bool = False
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The answer for one piece of data. None: the outputs do not depend on that parameter."""
+
+    loss: float
+    product: dict[str, Tensor | None]
+    gradient: dict[str, Tensor | None] | None = None
+    fallbacks: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+def pose(
+    model: nn.Module,
+    direction: Mapping[str, Tensor] | None,
+    kind: Kind,
+    *,
+    wants_gradient: bool = False,
+) -> Problem:
+    """Check model and direction and put them together."""
+    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    if not parameters:
+        found = sum(1 for _ in model.parameters())
+        raise ModelError(
+            f"Curvature was asked for, but none of the model's {found} parameters requires grad, so there is nothing to "
+            "score. Unfreeze what should be scored: parameter.requires_grad_(True) (integer and quantised weights cannot be)."
+        )
+    for name, parameter in parameters.items():
+        if not parameter.is_floating_point():
+            raise ModelError(
+                f"Parameter {name!r} has dtype {parameter.dtype}; only real floating-point parameters have a curvature. "
+                "Score the model before it is quantised, or freeze that parameter."
+            )
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
+        raise ModelError("The model has lazy parameters without shapes. Run it once on a batch, then score it.")
+    return Problem(model, parameters, _check_direction(parameters, direction), kind, wants_gradient)
+
+
+def _check_direction(
+    parameters: dict[str, nn.Parameter], direction: Mapping[str, Tensor] | None
+) -> dict[str, Tensor | None]:
+    if direction is None:
+        return {name: parameter.detach() for name, parameter in parameters.items()}
+    unknown = sorted(set(direction) - set(parameters))
+    if unknown:
+        known = ", ".join(list(parameters)[:4])
+        raise DirectionError(
+            f"The direction names {', '.join(map(repr, unknown[:4]))}, which the model has not among its trainable parameters "
+            f"({known}, ...). Use the names of model.named_parameters(); a name left out means 0 there."
+        )
+    for name, delta in direction.items():
+        if delta.shape != parameters[name].shape:
+            raise DirectionError(
+                f"The direction for {name!r} has shape {tuple(delta.shape)}, the parameter {tuple(parameters[name].shape)}. "
+                "Both must be equal."
+            )
+        if not torch.isfinite(delta).all():
+            raise DirectionError(f"The direction for {name!r} holds NaN or infinity. Its entries must be finite.")
+    return {
+        name: direction[name].detach().to(p.device, p.dtype) if name in direction else None
+        for name, p in parameters.items()
+    }
+
+
+def mean_over(
+    problem: Problem,
+    batches: Iterable[Batch],
+    task: Task,
+    one_pass: Callable[[Batch], Pass],
+    micro_batch: int | None = None,
+) -> Curvature:
+    """Run `one_pass` over all data in pieces and average."""
+    total = _Total(problem)
+    devices = {p.device for p in problem.model.parameters()}
+    for batch in track(batches, f"curvature ({problem.kind.name})"):
+        for piece in _pieces(batch, task, micro_batch):
+            count = task.count(piece)
+            if count == 0:
+                continue
+            _check_devices(piece, devices)
+            total.add(one_pass(piece), count)
+    return total.mean()
+
+
+def _pieces(batch: Batch, task: Task, micro_batch: int | None) -> Iterable[Batch]:
+    if micro_batch is None:
+        return [batch]
+    if micro_batch < 1:
+        raise ConfigError(f"micro_batch={micro_batch} was asked for; it is a number of samples, at least 1.")
+    return task.split(batch, micro_batch)
+
+
+def _check_devices(batch: Batch, devices: set[torch.device]) -> None:
+    for tensor in tensors_in(batch):
+        if tensor.device not in devices:
+            raise DataError(
+                f"A batch holds a tensor on {tensor.device}, but the model is on {', '.join(sorted(map(str, devices)))}. "
+                "Move one to the other: batch.to(device) or model.to(device)."
+            )
+
+
+class _Total:
+    """Sums over pieces, in float32 or better."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.product: Tensors = {}
+        self.gradient: Tensors = {}
+        self.loss = 0.0
+        self.count = 0
+        self.fallbacks: Counter[str] = Counter()
+
+    def add(self, one: Pass, count: int) -> None:
+        self.count += count
+        self.loss += count * one.loss
+        self.fallbacks.update(one.fallbacks)
+        self._accumulate(self.product, one.product, count)
+        if one.gradient is not None:
+            self._accumulate(self.gradient, one.gradient, count)
+
+    @torch.no_grad()
+    def _accumulate(
+        self, totals: Tensors, parts: Mapping[str, Tensor | None], count: int
+    ) -> None:
+        for name, part in parts.items():
+            if part is None:
+                continue
+            if name in totals:
+                totals[name].add_(part, alpha=count)
+            else:
+                wide = torch.promote_types(part.dtype, torch.float32)
+                totals[name] = part.to(wide) * count
+
+    def mean(self) -> Curvature:
+        if self.count == 0:
+            raise DataError(
+                "There was no sample in the batches. Pass at least one batch; an iterator that was used before is empty, "
+                "so give a list or a loader that can be run again."
+            )
+        self._check_finite()
+        unreached = tuple(n for n in self.problem.parameters if n not in self.product)
+        return Curvature(
+            product=self._complete(self.product),
+            gradient=self._complete(self.gradient) if self.problem.wants_gradient else None,
+            loss=self.loss / self.count,
+            count=self.count,
+            kind=self.problem.kind.name,
+            fallbacks=dict(self.fallbacks),
+            unreached=unreached,
+        )
+
+    def _complete(self, totals: Tensors) -> Tensors:
+        made: Tensors = {}
+        for name, p in self.problem.parameters.items():
+            if name in totals:
+                made[name] = totals[name].div_(self.count)
+            else:
+                made[name] = torch.zeros_like(
+                    p, dtype=torch.promote_types(p.dtype, torch.float32), requires_grad=False
+                )
+        return made
+
+    def _check_finite(self) -> None:
+        # One transfer for all, not one per parameter.
+        worst = {name: tensor.abs().amax() for name, tensor in self.product.items() if tensor.numel()}
+        if worst and not bool(torch.isfinite(torch.stack([v.float() for v in worst.values()])).all()):
+            bad = [name for name, value in worst.items() if not torch.isfinite(value)]
+            raise NonFiniteError(
+                f"The loss is finite ({self.loss / self.count:.4g}) but the curvature product of {bad[0]!r} (and {len(bad) - 1} "
+                "more) is not: a derivative overflowed, or an operation has none at this point (sqrt or norm at 0). Try "
+                "float32 or float64 instead of half precision, and look at that layer's inputs."
+            )
+
+
+@dataclass(frozen=True)
+class Start:
+    """The loss and its derivatives by the outputs z: `slope` ∂loss/∂z, `on_value` (∇²loss) ẑ where the kind needs it."""
+
+    loss: float
+    slope: Tensor
+    on_value: Tensor | None
+
+
+def start_backward(
+    task: Task, batch: Batch, outputs: Tensor, tangent: Tensor | None, kind: Kind
+) -> Start:
+    """How the backward starts: the derivatives of the loss by the outputs."""
+    leaf = outputs.detach().requires_grad_()
+    loss = task.loss(leaf, batch)
+    value = _check_loss(loss)
+    slope = torch.autograd.grad(loss, leaf, create_graph=kind.starts_value)[0]
+    on_value = None
+    if kind.starts_value and tangent is not None and slope.requires_grad:
+        try:
+            on_value = torch.autograd.grad(slope, leaf, tangent.detach(), allow_unused=True)[0]
+        except RuntimeError as error:
+            raise LossError(
+                f"Kind {kind.name!r} needs the second derivative of the loss, and torch has none for it: {error}. "
+                "Use kind='functional' or 'connectivity', which need only the first, or write the loss with other operations."
+            ) from error
+    return Start(value, slope.detach(), on_value)
+
+
+def _check_loss(loss: Tensor) -> float:
+    if loss.numel() != 1:
+        raise LossError(
+            f"The task's loss has shape {tuple(loss.shape)}; it must be one number, the mean over the batch. "
+            "Use reduction='mean'."
+        )
+    if not loss.requires_grad:
+        raise LossError(
+            "The task's loss does not depend on the model's outputs in a differentiable way (detached, rounded, or an argmax?). "
+            "Use a differentiable loss."
+        )
+    value = loss.item()
+    if value != value or value in (float("inf"), float("-inf")):
+        raise NonFiniteError(
+            f"The loss of a batch is {value}. Scores of such a batch mean nothing: check its inputs and labels for NaN, and the "
+            "model's weights; in half precision try float32."
+        )
+    return value
