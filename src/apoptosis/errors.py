@@ -2,7 +2,7 @@
 
     ApoptosisError
     ├── DataError            (ValueError)           batches that cannot be used: empty, on another device, malformed
-    ├── ModelError           (ValueError)           a model that cannot be scored: nothing to differentiate, integer weights
+    ├── ModelError           (ValueError)           a model that cannot be scored: frozen, or integer weights
     ├── DirectionError       (ValueError)           a direction whose names or shapes are not the model's
     ├── LossError            (ValueError)           a loss that is no scalar, or that cannot be differentiated as asked
     ├── NonFiniteError       (ArithmeticError)      NaN or infinity where a number was needed

@@ -1,8 +1,8 @@
 """Progress as events: whoever works says how far it is, whoever shows it listens.
 
 Nothing below the command line prints. A long loop wraps its iterable in `track`; a caller who wants to see something
-opens `listen` around the call and receives one `Progress` per step. Listeners are kept in a context variable, so threads and
-nested runs do not hear each other.
+opens `listen` around the call and receives one `Progress` per step. Listeners are kept in a context variable, so
+threads and nested runs do not hear each other.
 
 >>> events = []
 >>> with listen(events.append):

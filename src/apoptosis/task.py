@@ -1,7 +1,7 @@
 """A task: how a batch goes into the model, and what the loss of what comes out is.
 
-Everything that touches data takes `(model, batches, task)`. The task alone knows what a batch looks like, so scoring, pruning and
-repair work for images, tokens and dictionaries alike:
+Everything that touches data takes `(model, batches, task)`. The task alone knows what a batch looks like, so scoring,
+pruning and repair work for images, tokens and dictionaries alike:
 
 - `inputs(batch) -> (args, kwargs)` for the model;
 - `outputs(raw) -> tensor`: the logits inside whatever the model returns;
@@ -48,9 +48,7 @@ class Task:
     metrics: Callable[[Tensor, Batch], dict[str, float]]
 
     @classmethod
-    def classification(
-        cls, loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
-    ) -> "Task":
+    def classification(cls, loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy) -> "Task":
         """Batches `(inputs, labels)`; `inputs` a tensor, a tuple of arguments or a dict of keywords.
 
         Args:
@@ -90,7 +88,9 @@ class Task:
 
         def sample(outputs: Tensor, batch: Batch, generator: torch.Generator | None) -> Batch:
             drawn = draw_labels(outputs[:, :-1], dim=2, generator=generator)
-            labels = torch.cat([targets(batch)[:, :1], torch.where(targets(batch) == ignore, ignore, drawn)], 1)
+            labels = torch.cat(
+                [targets(batch)[:, :1], torch.where(targets(batch) == ignore, ignore, drawn)], 1
+            )
             return {**_token_dict(batch), "labels": labels}
 
         def metrics(outputs: Tensor, batch: Batch) -> dict[str, float]:
@@ -136,8 +136,8 @@ def find_logits(raw: Any) -> Tensor:
         return raw
     if isinstance(raw, Mapping) and isinstance(raw.get("logits"), Tensor):
         return raw["logits"]
-    if isinstance(getattr(raw, "logits", None), Tensor):
-        return raw.logits
+    if isinstance(logits := getattr(raw, "logits", None), Tensor):
+        return logits
     if isinstance(raw, (tuple, list)) and raw and isinstance(raw[0], Tensor):
         return raw[0]
     raise DataError(
@@ -158,7 +158,9 @@ def batch_size(batch: Batch) -> int:
     for tensor in tensors_in(batch):
         if tensor.dim():
             return len(tensor)
-    raise DataError("A batch holds no tensor with a batch dimension. Batches are (inputs, labels) pairs or dicts of tensors.")
+    raise DataError(
+        "A batch holds no tensor with a batch dimension. Batches are (inputs, labels) pairs or dicts of tensors."
+    )
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

@@ -68,7 +68,7 @@ def body_of(func: types.FunctionType) -> Callable[..., Any]:
     """The same Python function without its own question whether somebody overrides it.
 
     Calling `func` itself with the mode on would hand it straight back to the mode, for ever. Everything its body calls
-    still asks.
+    still asks, but for functions it wraps (torch's `boolean_dispatch`), which would ask on its behalf.
     """
     unasked = {name: _nobody for name in _CHECKS if name in func.__globals__}
     body = types.FunctionType(
@@ -76,10 +76,17 @@ def body_of(func: types.FunctionType) -> Callable[..., Any]:
         {**func.__globals__, **unasked},
         func.__name__,
         func.__defaults__,
-        func.__closure__,
+        tuple(_body_in(cell, func) for cell in func.__closure__ or ()) or None,
     )
     body.__kwdefaults__ = func.__kwdefaults__
     return body
+
+
+def _body_in(cell: types.CellType, owner: types.FunctionType) -> types.CellType:
+    wrapped = cell.cell_contents
+    if not isinstance(wrapped, types.FunctionType) or wrapped is owner:
+        return cell
+    return types.CellType(body_of(wrapped))
 
 
 def _nobody(*_: object) -> bool:

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from apoptosis.curvature.calls import Call
-from apoptosis.curvature.duals import Dual
+from apoptosis.curvature.corrections import EQUAL, PaddingRows
+from apoptosis.curvature.duals import Dual, Ledger
 from apoptosis.curvature.interception import Interceptor
 from apoptosis.curvature.rules import RULES, duals_in, values_of
 
@@ -25,17 +26,24 @@ __all__ = ["LinearisingMode", "linearised"]
 class LinearisingMode(Interceptor):
     """Runs a model with everything but products linearised. There are no tangents here: double backward follows."""
 
+    def __init__(self, ledger: Ledger, padding: PaddingRows) -> None:
+        """Note the padding rows of embeddings in `padding`."""
+        super().__init__(ledger)
+        self._padding = padding
+
     def operate(
         self, call: Call, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """The operation's surrogate."""
+        if call.name == "embedding":
+            return Dual(self._padding.look_up(*values_of(args), **values_of(kwargs)))
         if call.name in _APART:
             return Dual(_APART[call.name](*values_of(args), **values_of(kwargs)))
         rule = RULES.get(call.name)
         family = rule.family if rule is not None else ""
         if family == "linear" or (family in ("product", "layer") and self._is_product(call, args)):
             return _known(func(*values_of(args), **values_of(kwargs)))
-        return _known(_linearise_call(func, args, kwargs))
+        return _known(_linearise_call(EQUAL.get(call.name, func), args, kwargs))
 
     def _is_product(self, call: Call, args: tuple[Any, ...]) -> bool:
         """Products of two things; not divisions, not squares, not activations inside a hand-written norm."""
@@ -56,9 +64,7 @@ def linearised(f: Callable[..., Any], *xs: Tensor) -> Any:
         flat = [y for y in _tensors(outputs) if y.requires_grad]
         probes = [torch.zeros_like(y, requires_grad=True) for y in flat]
         pulled = torch.autograd.grad(flat, points, probes, create_graph=True, allow_unused=True)
-        pairs = [
-            (v, x - x.detach()) for v, x in zip(pulled, xs, strict=True) if v is not None
-        ]
+        pairs = [(v, _step(x)) for v, x in zip(pulled, xs, strict=True) if v is not None]
         slopes = torch.autograd.grad(
             [v for v, _ in pairs], probes, [d for _, d in pairs], create_graph=True, allow_unused=True
         )
@@ -67,6 +73,12 @@ def linearised(f: Callable[..., Any], *xs: Tensor) -> Any:
         for y, slope in zip(flat, slopes, strict=True)
     )
     return _rebuild(outputs, surrogates, {id(y) for y in flat})
+
+
+def _step(x: Tensor) -> Tensor:
+    """x − x₀; masked attention scores are −∞ and do not move."""
+    finite = torch.where(torch.isfinite(x), x, 0)
+    return finite - finite.detach()
 
 
 def _linearise_call(

@@ -7,19 +7,19 @@ definition itself: every operation that is no product is replaced by its lineari
 
 and what is left is differentiated twice (`linearised`). Tests check this path by finite differences.
 
-torch's obvious route, `grad` of `jvp`, is silently wrong on norms; double backward is right but for two operations, which are
-replaced here (`_Corrections`): the fused weight norm, and embeddings with a padding row.
+torch's obvious route, `grad` of `jvp`, is silently wrong on norms. Double backward is right but for a few operations that torch
+differentiates twice wrongly or not at all; they are replaced by equal ones (`corrections`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 
+from apoptosis.curvature.corrections import Corrections, PaddingRows
 from apoptosis.curvature.duals import Ledger
 from apoptosis.curvature.interception import contained
 from apoptosis.curvature.linearisation import LinearisingMode
@@ -53,23 +53,8 @@ def _one_pass(problem: Problem, task: Task, batch: Batch) -> Pass:
         torch.zeros_like(p) if (d := problem.direction[n]) is None else d
         for n, p in problem.parameters.items()
     ]
-    corrections = _Corrections()
-    with ExitStack() as stack:
-        if problem.kind.name == "connectivity":
-            ledger = Ledger(dict.fromkeys(parameters))
-            for tensor in (*problem.model.buffers(), *problem.model.parameters()):
-                ledger.own(tensor)
-            mode = LinearisingMode(ledger)
-            stack.enter_context(mode.watching_norms())
-            stack.enter_context(mode)
-        else:
-            stack.enter_context(corrections)
-        args, kwargs = task.inputs(batch)
-        outputs = task.outputs(problem.model(*args, **kwargs))
-        if problem.kind.name == "connectivity":
-            outputs = mode.ledger.current(outputs)[0]
-        if not outputs.requires_grad:
-            raise ModelError("The model's outputs depend on none of its trainable parameters.")
+    padding = PaddingRows()
+    outputs = _forward(problem, task, batch, padding)
     moved = _push_forward(outputs, parameters, direction) if problem.kind.starts_value else None
     start = start_backward(task, batch, outputs, moved, problem.kind)
     product: list[Tensor | None] = [None] * len(parameters)
@@ -77,13 +62,33 @@ def _one_pass(problem: Problem, task: Task, batch: Batch) -> Pass:
         product = _pull_back(outputs, parameters, start.on_value)
     if problem.kind.starts_tangent:
         product = _add(product, _curvature_of_network(outputs, start.slope, parameters, direction))
-    corrections.drop_padding(parameters, product)
+    padding.drop(parameters, product)
     gradient = None
     if problem.wants_gradient:
         slopes = _pull_back(outputs, parameters, start.slope)
-        corrections.drop_padding(parameters, slopes)
+        padding.drop(parameters, slopes)
         gradient = dict(zip(problem.parameters, slopes, strict=True))
     return Pass(start.loss, dict(zip(problem.parameters, product, strict=True)), gradient)
+
+
+def _forward(problem: Problem, task: Task, batch: Batch, padding: PaddingRows) -> Tensor:
+    args, kwargs = task.inputs(batch)
+    if problem.kind.name == "connectivity":
+        ledger = Ledger(dict.fromkeys(problem.parameters.values()))
+        for tensor in (*problem.model.buffers(), *problem.model.parameters()):
+            ledger.own(tensor)
+        mode = LinearisingMode(ledger, padding)
+        with mode.watching_norms(), mode:
+            outputs = task.outputs(problem.model(*args, **kwargs))
+        outputs = ledger.current(outputs)[0]
+    else:
+        with Corrections(padding):
+            outputs = task.outputs(problem.model(*args, **kwargs))
+    if not outputs.requires_grad:
+        raise ModelError(
+            "The model's outputs depend on none of its trainable parameters. Let it return differentiable outputs."
+        )
+    return outputs
 
 
 def _pull_back(outputs: Tensor, parameters: list[Any], adjoint: Tensor) -> list[Tensor | None]:
@@ -136,54 +141,6 @@ def _add(a: list[Tensor | None], b: list[Tensor | None]) -> list[Tensor | None]:
     return [
         y if x is None else x if y is None else x + y for x, y in zip(a, b, strict=True)
     ]
-
-
-class _Corrections(TorchFunctionMode):
-    """Two operations whose double backward in torch is not the derivative of their backward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.padded: list[tuple[Tensor, int]] = []
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,  # noqa: ARG002 - torch's signature
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name == "_weight_norm":
-            return _weight_norm(*args, **kwargs)
-        if name == "embedding" and not kwargs and len(args) > 2 and args[2] >= 0:
-            self.padded.append((args[0], args[2]))
-            return func(*args[:2])
-        if name == "embedding" and getattr(func, "__module__", "") == "torch.nn.functional":
-            return _enter_embedding(self, func, args, kwargs)
-        return func(*args, **kwargs)
-
-    def drop_padding(self, parameters: list[Any], results: list[Tensor | None]) -> None:
-        """A padding row has no gradient, by convention, and so no row in the product."""
-        for weight, row in self.padded:
-            for parameter, result in zip(parameters, results, strict=True):
-                if parameter is weight and result is not None:
-                    result[row] = 0
-
-
-def _enter_embedding(
-    mode: TorchFunctionMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    from apoptosis.curvature.calls import body_of
-
-    with mode:
-        return body_of(func)(*args, **kwargs)
-
-
-def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """g·v/‖v‖, the norm over all dimensions but `dim` (-1: over all)."""
-    others = [d for d in range(v.dim()) if d != dim]
-    return v * (g / torch.sqrt((v * v).sum(others, keepdim=True)))
 
 
 @contextmanager

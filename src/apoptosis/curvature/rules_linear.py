@@ -257,10 +257,14 @@ def feature_dropout(_kept: Switches, x: Dual, p: float, train: bool) -> Dual:  #
 )
 def embedding(_kept: Switches, weight: Any, indices: Tensor, *options: Any, **named: Any) -> Dual:
     """Looking up rows is linear in the table."""
+    # A padding row is looked up like any other; only its gradient is dropped, by convention, for value and tangent alike.
     weight = lift(weight)
     rows = torch.embedding(weight.value, indices, *options, **named)
-    # A padding row's gradient is dropped by convention, but its value, and so its tangent, is used.
-    looked_up = None if weight.tangent is None else torch.embedding(weight.tangent, indices)
+    looked_up = (
+        None
+        if weight.tangent is None
+        else torch.embedding(weight.tangent, indices, *options, **named)
+    )
     return Dual(rows, looked_up)
 
 

@@ -296,8 +296,9 @@ ACTIVATIONS: dict[str, Activation] = {
         aten.hardswish_backward,
         lambda x: torch.where((x > -3) & (x < 3), x.new_tensor(1 / 3), 0),
     ),
+    # Not torch's backward kernel: it multiplies by 1/6 rounded to float32, in any precision.
     "hardsigmoid": Activation(
-        torch.nn.functional.hardsigmoid, aten.hardsigmoid_backward, None
+        torch.nn.functional.hardsigmoid, lambda v, x: _between(v / 6, x, -3, 3), None
     ),
     "hardtanh": Activation(
         lambda x, low, high: torch.clamp(x, low, high),

@@ -1,0 +1,66 @@
+"""Make a trained PyTorch network smaller by knowing, exactly, what each weight and each neuron is worth.
+
+    import apoptosis as ap
+
+    scores = ap.criteria.oba(model, batches, ap.Task.classification())
+
+Names are fetched from their rooms on first use, so that `import apoptosis` and `apoptosis --help` do not wait for
+torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from apoptosis import criteria, errors
+    from apoptosis.criteria import Scores
+    from apoptosis.curvature import (
+        Curvature,
+        curvature_product,
+        layer_tangents,
+        paper_terms,
+        reference_product,
+    )
+    from apoptosis.task import Task
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Curvature",
+    "Scores",
+    "Task",
+    "__version__",
+    "criteria",
+    "curvature_product",
+    "errors",
+    "layer_tangents",
+    "paper_terms",
+    "reference_product",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the room a public name lives in, and remember the name."""
+    if name not in _ROOMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    room = import_module(f"{__name__}.{_ROOMS[name]}")
+    value = room if _ROOMS[name] == name else getattr(room, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+_ROOMS = {
+    "Curvature": "curvature",
+    "Scores": "criteria",
+    "Task": "task",
+    "criteria": "criteria",
+    "curvature_product": "curvature",
+    "errors": "errors",
+    "layer_tangents": "curvature",
+    "paper_terms": "curvature",
+    "reference_product": "curvature",
+}

@@ -1,0 +1,83 @@
+"""Operations whose double backward in torch is wrong or missing, and equal ones in their place.
+
+- `_weight_norm` (the old `torch.nn.utils.weight_norm`): its double backward is not the derivative of its backward.
+- `hardsigmoid`: its backward has no derivative, not even by the adjoint it is linear in.
+- `embedding` with a padding row: the row's gradient is dropped by convention, so the Jacobian of the gradient is not symmetric and
+  double backward gives its transpose. It is run without the convention, and the row is dropped from the result.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from apoptosis.curvature.calls import body_of, identify
+
+__all__ = ["EQUAL", "Corrections", "PaddingRows"]
+
+
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """g·v/‖v‖, the norm over all dimensions but `dim` (-1: over all)."""
+    others = [d for d in range(v.dim()) if d != dim]
+    return v * (g / torch.sqrt((v * v).sum(others, keepdim=True)))
+
+
+def _hardsigmoid(x: Tensor) -> Tensor:
+    return torch.clamp(x / 6 + 0.5, 0, 1)
+
+
+EQUAL: dict[str, Callable[..., Any]] = {"_weight_norm": _weight_norm, "hardsigmoid": _hardsigmoid}
+
+
+class PaddingRows:
+    """Which rows of which embedding tables are padding."""
+
+    def __init__(self) -> None:
+        """None so far."""
+        self._rows: list[tuple[Tensor, int]] = []
+
+    def look_up(self, weight: Tensor, indices: Tensor, padding_idx: int = -1, *_: Any) -> Tensor:
+        """The embedding without the convention, which is noted for `drop`."""
+        if padding_idx >= 0:
+            self._rows.append((weight, padding_idx))
+        return torch.embedding(weight, indices)
+
+    def drop(self, parameters: list[Any], results: list[Tensor | None]) -> None:
+        """Zero the noted rows of results by parameter."""
+        for weight, row in self._rows:
+            for parameter, result in zip(parameters, results, strict=True):
+                if parameter is weight and result is not None:
+                    result[row] = 0
+
+
+class Corrections(TorchFunctionMode):
+    """Runs a model with the operations above replaced."""
+
+    def __init__(self, padding: PaddingRows) -> None:
+        """Note padding rows in `padding`."""
+        super().__init__()
+        self._padding = padding
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,  # noqa: ARG002 - torch's signature
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Replace an operation, enter a Python function that may hold one, leave the rest alone."""
+        kwargs = kwargs or {}
+        call = identify(func)
+        if call.name in _PYTHON and call.is_python:
+            with self:
+                return body_of(func)(*args, **kwargs)  # pyright: ignore[reportArgumentType]
+        if call.name == "embedding":
+            return self._padding.look_up(*args, **kwargs)
+        if call.name in EQUAL:
+            return EQUAL[call.name](*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+_PYTHON = frozenset({"embedding", "hardsigmoid", "multi_head_attention_forward"})
