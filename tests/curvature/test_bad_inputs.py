@@ -7,14 +7,15 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles.building import CLASSES, Net, built, images, rows
-from oracles.cases import SMALL_CASES
-from oracles.cases_architectures import resnet, vit
-from oracles.compare import EXACT, assert_products_close
-from oracles.untouched import Snapshot
 from torch import nn
 
-from apoptosis.curvature import KINDS, curvature_product, layer_tangents, paper_terms, reference_product
+from apoptosis.curvature import (
+    KINDS,
+    curvature_product,
+    layer_tangents,
+    paper_terms,
+    reference_product,
+)
 from apoptosis.errors import (
     ApoptosisError,
     ConfigError,
@@ -26,6 +27,11 @@ from apoptosis.errors import (
     NonFiniteError,
 )
 from apoptosis.task import Task
+from oracles.building import CLASSES, Net, built, images, rows
+from oracles.cases import SMALL_CASES
+from oracles.cases_architectures import resnet, vit
+from oracles.compare import EXACT, assert_products_close
+from oracles.untouched import Snapshot
 
 PATHS = [
     pytest.param(curvature_product, id="fast"),
@@ -35,7 +41,9 @@ PATHS = [
 
 
 def mlp():
-    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Dropout(0.3), nn.Linear(5, CLASSES))
+    return nn.Sequential(
+        nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Dropout(0.3), nn.Linear(5, CLASSES)
+    )
 
 
 def lived_in(make=mlp, *, train=True):
@@ -78,13 +86,13 @@ def test_batches_without_samples(path):
 @pytest.mark.parametrize("path", PATHS)
 def test_batch_on_another_device(path):
     x, y = rows()
-    refused(path, DataError, r"(?i)device.*(meta|cpu)", lived_in(), [(x.to("meta"), y.to("meta"))])
+    refused(path, DataError, "on meta.*on cpu", lived_in(), [(x.to("meta"), y.to("meta"))])
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_second_batch_is_bad(path):
     x, y = rows()
-    refused(path, DataError, r"(?i)device.*(meta|cpu)", lived_in(), [(x, y), (x.to("meta"), y)])
+    refused(path, DataError, "on meta.*on cpu", lived_in(), [(x, y), (x.to("meta"), y)])
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -112,13 +120,13 @@ def test_loss_that_is_no_number(path, bad):
 @pytest.mark.parametrize("path", PATHS)
 def test_loss_that_is_no_scalar(path):
     task = Task.classification(lambda z, y: F.cross_entropy(z, y, reduction="none"))
-    refused(path, LossError, r"(?i)scalar.*(5|mean)", lived_in(), [rows()], task)
+    refused(path, LossError, r"shape \(5,\).*mean", lived_in(), [rows()], task)
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_loss_that_is_no_tensor(path):
-    task = Task.classification(lambda z, y: 1.0)
-    refused(path, LossError, r"(?i)(tensor|scalar).*float|float.*(tensor|scalar)", lived_in(), [rows()], task)
+    task = Task.classification(lambda _z, _y: 1.0)
+    refused(path, LossError, "(?i)float", lived_in(), [rows()], task)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -155,7 +163,14 @@ def test_integer_model(path):
 
 @pytest.mark.parametrize("path", PATHS)
 def test_direction_with_a_name_the_model_does_not_have(path):
-    refused(path, DirectionError, r"0\.wieght", lived_in(), [rows()], direction={"0.wieght": torch.zeros(5, 4)})
+    refused(
+        path,
+        DirectionError,
+        r"0\.wieght",
+        lived_in(),
+        [rows()],
+        direction={"0.wieght": torch.zeros(5, 4)},
+    )
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -174,7 +189,14 @@ def test_direction_along_a_frozen_parameter(path):
 @pytest.mark.parametrize("path", PATHS)
 def test_direction_that_is_no_number(path):
     direction = {"0.weight": torch.full((5, 4), float("nan")).double()}
-    refused(path, (DirectionError, NonFiniteError), r"(?i)0\.weight|finite|nan", lived_in(), [rows()], direction=direction)
+    refused(
+        path,
+        (DirectionError, NonFiniteError),
+        r"(?i)0\.weight|finite|nan",
+        lived_in(),
+        [rows()],
+        direction=direction,
+    )
 
 
 @pytest.mark.parametrize("path", PATHS[:2])
@@ -184,7 +206,9 @@ def test_unknown_kind(path):
 
 @pytest.mark.parametrize("size", [0, -1])
 def test_micro_batch_nobody_can_mean(size):
-    refused(curvature_product, ConfigError, r"(?i)micro_batch", lived_in(), [rows()], micro_batch=size)
+    refused(
+        curvature_product, ConfigError, r"(?i)micro_batch", lived_in(), [rows()], micro_batch=size
+    )
 
 
 # --- lost tangents ---------------------------------------------------------------------------------------------------
@@ -192,11 +216,11 @@ def test_micro_batch_nobody_can_mean(size):
 
 class Doubling(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x):
+    def forward(_ctx, x):
         return 2 * x
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(_ctx, grad):
         return 2 * grad
 
 
@@ -208,7 +232,7 @@ class WithSetup(torch.autograd.Function):
         return x * x
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
+    def setup_context(ctx, inputs, output):  # noqa: ARG004
         ctx.save_for_backward(*inputs)
 
     @staticmethod
@@ -231,12 +255,44 @@ def scripted():
 
 
 HIDING = {
-    "function": (lambda: Net(lambda m, x: m.head(Doubling.apply(m.stem(x))), stem=nn.Linear(4, 4), head=nn.Linear(4, CLASSES)), "Doubling"),
-    "function-with-setup": (lambda: Net(lambda m, x: m.head(WithSetup.apply(m.stem(x))), stem=nn.Linear(4, 4), head=nn.Linear(4, CLASSES)), "WithSetup"),
-    "function-of-a-parameter": (lambda: Net(lambda m, x: x @ Doubling.apply(m.weight), weight=nn.Parameter(torch.randn(4, CLASSES))), "Doubling"),
-    "vmap": (lambda: Net(lambda m, x: m.head(torch.vmap(torch.tanh)(m.stem(x))), stem=nn.Linear(4, 4), head=nn.Linear(4, CLASSES)), "vmap"),
-    "vmap-of-a-layer": (lambda: Net(lambda m, x: torch.vmap(m.head)(x), head=nn.Linear(4, CLASSES)), "vmap"),
-    "script": (lambda: Net(lambda m, x: m.head(m.body(x)), body=scripted(), head=nn.Linear(4, CLASSES)), "(?i)script"),
+    "function": (
+        lambda: Net(
+            lambda m, x: m.head(Doubling.apply(m.stem(x))),
+            stem=nn.Linear(4, 4),
+            head=nn.Linear(4, CLASSES),
+        ),
+        "Doubling",
+    ),
+    "function-with-setup": (
+        lambda: Net(
+            lambda m, x: m.head(WithSetup.apply(m.stem(x))),
+            stem=nn.Linear(4, 4),
+            head=nn.Linear(4, CLASSES),
+        ),
+        "WithSetup",
+    ),
+    "function-of-a-parameter": (
+        lambda: Net(
+            lambda m, x: x @ Doubling.apply(m.weight), weight=nn.Parameter(torch.randn(4, CLASSES))
+        ),
+        "Doubling",
+    ),
+    "vmap": (
+        lambda: Net(
+            lambda m, x: m.head(torch.vmap(torch.tanh)(m.stem(x))),
+            stem=nn.Linear(4, 4),
+            head=nn.Linear(4, CLASSES),
+        ),
+        "vmap",
+    ),
+    "vmap-of-a-layer": (
+        lambda: Net(lambda m, x: torch.vmap(m.head)(x), head=nn.Linear(4, CLASSES)),
+        "vmap",
+    ),
+    "script": (
+        lambda: Net(lambda m, x: m.head(m.body(x)), body=scripted(), head=nn.Linear(4, CLASSES)),
+        "(?i)script",
+    ),
 }
 
 
@@ -251,7 +307,11 @@ def test_a_tangent_that_would_be_lost_is_an_error(name, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_touches_data_alone_loses_nothing(kind):
     def make(prepare):
-        return lambda: Net(lambda m, x: m.head(m.stem(prepare(x)).tanh()), stem=nn.Linear(4, 4), head=nn.Linear(4, CLASSES))
+        return lambda: Net(
+            lambda m, x: m.head(m.stem(prepare(x)).tanh()),
+            stem=nn.Linear(4, 4),
+            head=nn.Linear(4, CLASSES),
+        )
 
     want = curvature_product(built(make(lambda x: 2 * x)), [rows()], kind=kind).product
     for prepare in (Doubling.apply, torch.vmap(lambda row: 2 * row)):
@@ -265,15 +325,28 @@ def test_what_touches_data_alone_loses_nothing(kind):
 def test_compiled_submodules_run_eagerly(kind):
     def make(wrap):
         body = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
-        return built(lambda: Net(lambda m, x: m.head(m.body(m.stem(x))), stem=nn.Linear(4, 4), body=wrap(body), head=nn.Linear(4, CLASSES)))
+        return built(
+            lambda: Net(
+                lambda m, x: m.head(m.body(m.stem(x))),
+                stem=nn.Linear(4, 4),
+                body=wrap(body),
+                head=nn.Linear(4, CLASSES),
+            )
+        )
 
     torch.manual_seed(0)
     plain = make(lambda body: body)
     compiled = make(lambda body: torch.compile(body, backend="eager"))
-    compiled.load_state_dict({name: value for name, value in zip(compiled.state_dict(), plain.state_dict().values(), strict=True)})
+    compiled.load_state_dict(
+        dict(zip(compiled.state_dict(), plain.state_dict().values(), strict=True))
+    )
     got = curvature_product(compiled, [rows()], kind=kind).product
     want = curvature_product(plain, [rows()], kind=kind).product
-    assert_products_close({name.replace("_orig_mod.", ""): value for name, value in got.items()}, want, tolerance=EXACT)
+    assert_products_close(
+        {name.replace("_orig_mod.", ""): value for name, value in got.items()},
+        want,
+        tolerance=EXACT,
+    )
 
 
 # --- untouched after success -----------------------------------------------------------------------------------------
@@ -294,7 +367,9 @@ def test_every_kind_and_option_leaves_everything_as_it_was(kind):
     model = lived_in(resnet)
     before = Snapshot(model)
     curvature_product(model, [images()], kind=kind, gradient=True, micro_batch=2)
-    direction = {name: torch.ones_like(p) for name, p in model.named_parameters() if p.requires_grad}
+    direction = {
+        name: torch.ones_like(p) for name, p in model.named_parameters() if p.requires_grad
+    }
     curvature_product(model, [images()], kind=kind, direction=direction)
     before.assert_unchanged()
     for name, value in direction.items():
@@ -332,26 +407,25 @@ def test_a_model_that_fails_itself_is_left_as_it_was_and_says_why():
 
 
 def test_inputs_are_not_written_to():
-    model = built(lambda: Net(lambda m, x: m.head(m.stem(x).relu_()), stem=nn.Linear(4, 4), head=nn.Linear(4, CLASSES)))
+    model = built(
+        lambda: Net(
+            lambda m, x: m.head(m.stem(x).relu_()), stem=nn.Linear(4, 4), head=nn.Linear(4, CLASSES)
+        )
+    )
     x, y = rows()
     before = x.clone()
-    x.requires_grad_()
     curvature_product(model, [(x, y)], kind="hessian")
     assert torch.equal(x, before)
-    assert x.grad is None
+    assert not x.requires_grad
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference_mode"])
-def test_called_where_gradients_are_off(mode):
+@pytest.mark.parametrize("path", PATHS[:2])
+def test_it_works_where_gradients_are_off(path):
     model, batch = built(vit), images()
-    want = curvature_product(model, [batch], kind="hessian").product
+    want = path(model, [batch], kind="hessian").product
     before = Snapshot(model)
-    with mode():
-        try:
-            got = curvature_product(model, [batch], kind="hessian").product
-        except ApoptosisError:
-            assert mode is torch.inference_mode
-            got = want
+    with torch.no_grad():
+        got = path(model, [batch], kind="hessian").product
     before.assert_unchanged()
     assert_products_close(got, want, tolerance=EXACT)
 

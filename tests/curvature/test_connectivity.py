@@ -3,15 +3,15 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
+
+from apoptosis.curvature import curvature_product, reference_product
 from oracles.brute_force import flatten, unflatten
 from oracles.building import CLASSES, Net, built, rows
 from oracles.compare import EXACT, assert_products_close
 from oracles.evaluation import gradient, random_direction
 from oracles.frozen import connectivity_matrix
 from oracles.networks import NETWORKS, HandWrittenNorm
-from torch import nn
-
-from apoptosis.curvature import curvature_product, reference_product
 
 BY_ID = {written.id: written for written in NETWORKS}
 
@@ -62,7 +62,12 @@ NORMS = {
 
 def _normed(make_norm):
     return built(
-        lambda: Net(lambda m, x: m.head(m.norm(m.stem(x))), stem=nn.Linear(4, 4), norm=make_norm(), head=nn.Linear(4, CLASSES))
+        lambda: Net(
+            lambda m, x: m.head(m.norm(m.stem(x))),
+            stem=nn.Linear(4, 4),
+            norm=make_norm(),
+            head=nn.Linear(4, CLASSES),
+        )
     )
 
 

@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+from torch import nn
+
+from apoptosis.task import Task
 from oracles.brute_force import brute_force_product, flatten, unflatten
 from oracles.cases import SMALL_CASES
 from oracles.compare import assert_products_close, relative_error
@@ -10,9 +13,6 @@ from oracles.evaluation import forward, parameters_of, random_direction
 from oracles.expected import by_brute_force, by_differences, directions_of, gradient_size
 from oracles.frozen import Plain, connectivity_by_differences, connectivity_matrix
 from oracles.networks import NETWORKS
-from torch import nn
-
-from apoptosis.task import Task
 
 TASK = Task.classification()
 TWICE = [case for case in SMALL_CASES if case.brute_force and case.differences]
@@ -35,7 +35,9 @@ def test_brute_force_agrees_with_curvlinops(kind):
     case = next(case for case in SMALL_CASES if case.id == "op-gelu")
     model, batch = case.make_model(), case.make_batch()
     params = list(parameters_of(model).values())
-    operator = {"hessian": curvlinops.HessianLinearOperator, "ggn": curvlinops.GGNLinearOperator}[kind]
+    operator = {"hessian": curvlinops.HessianLinearOperator, "ggn": curvlinops.GGNLinearOperator}[
+        kind
+    ]
     linear = operator(model, nn.CrossEntropyLoss(), params, [batch], check_deterministic=False)
     direction = random_direction(model)
     peer = unflatten(linear @ flatten(model, direction), model)
@@ -69,15 +71,21 @@ def test_comparator_sees_a_small_parameter_and_a_wrong_name():
     with pytest.raises(AssertionError, match="names differ"):
         assert_products_close({"big": want["big"]}, want, tolerance=1)
     with pytest.raises(AssertionError, match="all together"):
-        assert_products_close({"big": want["big"] * float("nan"), "small": want["small"]}, want, tolerance=1)
+        assert_products_close(
+            {"big": want["big"] * float("nan"), "small": want["small"]}, want, tolerance=1
+        )
 
 
 def test_differences_survive_a_kink_close_by():
-    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU(), nn.Linear(1, 2, bias=False)).double()
+    model = nn.Sequential(
+        nn.Linear(1, 1, bias=False), nn.ReLU(), nn.Linear(1, 2, bias=False)
+    ).double()
     with torch.no_grad():
         model[0].weight.fill_(1e-4)
         model[2].weight.copy_(torch.tensor([[1.0], [2.0]]))
     batch = (torch.ones(1, 1).double(), torch.tensor([0]))
     direction = {"0.weight": torch.ones(1, 1).double()}
     got = finite_difference_product(model, batch, TASK, "hessian", direction)
-    assert_products_close(got, brute_force_product(model, batch, TASK, "hessian", direction), tolerance=1e-7)
+    assert_products_close(
+        got, brute_force_product(model, batch, TASK, "hessian", direction), tolerance=1e-7
+    )

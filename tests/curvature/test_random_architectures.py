@@ -2,12 +2,12 @@
 
 import torch
 from hypothesis import HealthCheck, assume, given, settings
+
+from apoptosis.curvature import KINDS, curvature_product, paper_terms, reference_product
 from oracles.compare import EXACT, FINITE, assert_products_close
 from oracles.differences import finite_difference_product
 from oracles.evaluation import gradient, random_direction
 from oracles.strategies import Architecture, architectures
-
-from apoptosis.curvature import KINDS, curvature_product, paper_terms, reference_product
 
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
@@ -26,7 +26,9 @@ def test_fast_is_reference_in_every_kind(architecture: Architecture):
             got = curvature_product(model, [batch], kind=kind, direction=direction)
             want = reference_product(model, [batch], kind=kind, direction=direction)
             assert got.fallbacks == {}
-            assert_products_close(got.product, want.product, tolerance=EXACT, scale=scale, what=kind)
+            assert_products_close(
+                got.product, want.product, tolerance=EXACT, scale=scale, what=kind
+            )
 
 
 @settings(max_examples=40, suppress_health_check=SLOW_IS_FINE)
@@ -49,6 +51,8 @@ def test_hessian_is_the_derivative_of_gradients(architecture: Architecture):
 def test_paper_terms_add_up(architecture: Architecture):
     model, batch = architecture.make_model(), architecture.make_batch()
     terms = paper_terms(model, [batch])
-    total = {name: terms.upper[name] + terms.lower[name] + terms.parallel[name] for name in terms.upper}
+    total = {
+        name: terms.upper[name] + terms.lower[name] + terms.parallel[name] for name in terms.upper
+    }
     want = curvature_product(model, [batch], kind="connectivity").product
     assert_products_close(total, want, tolerance=EXACT, scale=size(gradient(model, batch)))

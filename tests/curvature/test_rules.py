@@ -140,5 +140,3 @@ def test_rename_of_first_argument() -> None:
     expected = reference_product(Named(), [batch], kind="hessian")
     assert not found.fallbacks
     assert_products_close(found.product, expected.product, tolerance=EXACT)
-
-

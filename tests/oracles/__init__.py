@@ -1,11 +1,15 @@
-"""Answers to compare with, written another way than the library: nothing here imports `apoptosis.curvature`.
+"""Answers to compare with, written another way than the library: nothing here imports
+`apoptosis.curvature`.
 
 - `compare`: comparators that raise by themselves;
-- `brute_force`: dense Hessians, functional Hessians and Gauss-Newton matrices by double backward, column by column;
+- `brute_force`: dense Hessians, functional Hessians and Gauss-Newton matrices by double backward,
+  column by column;
 - `differences`: the same products from first derivatives only, by central differences;
-- `frozen`: the definition of `connectivity`, on networks written out as functions of their parameters;
+- `frozen`: the definition of `connectivity`, on networks written out as functions of their
+  parameters;
 - `networks`: those networks, each beside the module it spells out;
-- `cases`: tiny float64 models of every kind; `library`: models of timm, torchvision and transformers;
+- `cases`: tiny float64 models of every kind; `library`: models of timm, torchvision and
+  transformers;
 - `strategies`: random architectures for hypothesis.
 """
 

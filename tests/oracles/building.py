@@ -55,7 +55,9 @@ def randomise_(model: nn.Module) -> None:
                 buffer.uniform_(0.5, 1.5)
 
 
-def rows(num: int = 5, width: int = 4, *, seed: int = 2, classes: int = CLASSES) -> tuple[Tensor, Tensor]:
+def rows(
+    num: int = 5, width: int = 4, *, seed: int = 2, classes: int = CLASSES
+) -> tuple[Tensor, Tensor]:
     """A batch of vectors with labels."""
     return _batch((num, width), seed, classes)
 
@@ -67,12 +69,16 @@ def images(
     return _batch((num, channels, size, size), seed, classes)
 
 
-def sequences(num: int = 3, length: int = 4, width: int = 6, *, seed: int = 4) -> tuple[Tensor, Tensor]:
+def sequences(
+    num: int = 3, length: int = 4, width: int = 6, *, seed: int = 4
+) -> tuple[Tensor, Tensor]:
     """A batch of sequences of vectors, one label each."""
     return _batch((num, length, width), seed, CLASSES)
 
 
-def tokens(num: int = 3, length: int = 5, *, words: int = 7, seed: int = 5) -> tuple[Tensor, Tensor]:
+def tokens(
+    num: int = 3, length: int = 5, *, words: int = 7, seed: int = 5
+) -> tuple[Tensor, Tensor]:
     """A batch of token ids, one label each."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(words, (num, length), generator=generator)

@@ -22,8 +22,12 @@ class Case:
     make_batch: Callable[[], Any]
     task: Task | None = None
     brute_force: bool = True  # torch's own double backward is right here
-    differences: bool = True  # no detach, round or kink that finite differences see otherwise than autograd
-    make_plain: Callable[[], nn.Module] | None = None  # the same network in a form that the oracles can run
+    differences: bool = (
+        True  # no detach, round or kink that finite differences see otherwise than autograd
+    )
+    make_plain: Callable[[], nn.Module] | None = (
+        None  # the same network in a form that the oracles can run
+    )
     any_direction: bool = True  # not only δ = θ makes sense
     splits: bool = True  # samples do not see each other, so that batches may be cut
 

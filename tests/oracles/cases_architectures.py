@@ -20,7 +20,9 @@ WIDTH, HEADS = 8, 4
 def conv_norm(inputs: int, outputs: int, **options: Any) -> nn.Sequential:
     """Conv, BatchNorm, ReLU in place."""
     return nn.Sequential(
-        nn.Conv2d(inputs, outputs, 3, padding=1, bias=False, **options), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)
+        nn.Conv2d(inputs, outputs, 3, padding=1, bias=False, **options),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(inplace=True),
     )
 
 
@@ -137,7 +139,9 @@ def mixer() -> nn.Module:
     )
 
 
-def attention(*, groups: int = HEADS, mask: str = "none", rope: bool = False, einsum: bool = False) -> nn.Module:
+def attention(
+    *, groups: int = HEADS, mask: str = "none", rope: bool = False, einsum: bool = False
+) -> nn.Module:
     """One attention layer; `groups` key and value heads serve the queries' heads."""
     size = WIDTH // HEADS
 
@@ -152,7 +156,9 @@ def attention(*, groups: int = HEADS, mask: str = "none", rope: bool = False, ei
             weights = torch.einsum("b h i d, b h j d -> b h i j", q, k).mul(size**-0.5).softmax(-1)
             y = torch.einsum("bhij,bhjd->bhid", weights, v)
         else:
-            y = F.scaled_dot_product_attention(q, k, v, **masks(x, mask), enable_gqa=groups != HEADS)
+            y = F.scaled_dot_product_attention(
+                q, k, v, **masks(x, mask), enable_gqa=groups != HEADS
+            )
         return m.head((x + m.out(y.transpose(1, 2).flatten(2))).mean(1))
 
     return Net(
@@ -169,7 +175,9 @@ def attention(*, groups: int = HEADS, mask: str = "none", rope: bool = False, ei
 def masks(x: Tensor, kind: str) -> dict[str, Any]:
     """Keyword arguments of fused attention."""
     length = x.shape[1]
-    allowed = torch.ones(length, length, dtype=torch.bool).tril() | torch.eye(length, dtype=torch.bool).flip(0)
+    allowed = torch.ones(length, length, dtype=torch.bool).tril() | torch.eye(
+        length, dtype=torch.bool
+    ).flip(0)
     return {
         "none": {},
         "causal": {"is_causal": True},
@@ -183,7 +191,9 @@ def masks(x: Tensor, kind: str) -> dict[str, Any]:
 def rotate(x: Tensor) -> Tensor:
     """Rotary position embedding by halves."""
     length, size = x.shape[-2:]
-    angles = torch.arange(length, dtype=x.dtype)[:, None] * 100 ** -(torch.arange(0, size, 2, dtype=x.dtype) / size)
+    angles = torch.arange(length, dtype=x.dtype)[:, None] * 100 ** -(
+        torch.arange(0, size, 2, dtype=x.dtype) / size
+    )
     angles = torch.cat([angles, angles], -1)
     left, right = x.chunk(2, -1)
     return x * angles.cos() + torch.cat((-right, left), -1) * angles.sin()
@@ -197,11 +207,16 @@ def relative_bias() -> nn.Module:
         q, k, v = m.qkv(x).reshape(len(x), length, 3, 2, 3).permute(2, 0, 3, 1, 4).unbind(0)
         scores = (q * 3**-0.5) @ k.transpose(-2, -1)
         positions = torch.arange(length)[:, None] - torch.arange(length)[None, :] + length - 1
-        scores = scores + m.table[positions.view(-1)].view(length, length, 2).permute(2, 0, 1).contiguous().unsqueeze(0)
+        scores = scores + m.table[positions.view(-1)].view(length, length, 2).permute(
+            2, 0, 1
+        ).contiguous().unsqueeze(0)
         return m.head((scores.softmax(-1) @ v).transpose(1, 2).reshape(len(x), length, 6).mean(1))
 
     return Net(
-        forward, qkv=nn.Linear(6, 18), table=nn.Parameter(torch.randn(7, 2)), head=nn.Linear(6, CLASSES)
+        forward,
+        qkv=nn.Linear(6, 18),
+        table=nn.Parameter(torch.randn(7, 2)),
+        head=nn.Linear(6, CLASSES),
     )
 
 
@@ -215,7 +230,10 @@ def cosine_attention() -> nn.Module:
         return m.head((weights @ v).mean(1))
 
     return Net(
-        forward, qkv=nn.Linear(6, 18), temperature=nn.Parameter(torch.zeros(1, 1)), head=nn.Linear(6, CLASSES)
+        forward,
+        qkv=nn.Linear(6, 18),
+        temperature=nn.Parameter(torch.zeros(1, 1)),
+        head=nn.Linear(6, CLASSES),
     )
 
 
@@ -283,8 +301,8 @@ def vit() -> nn.Module:
 def language_model(*, tied: bool = True) -> nn.Module:
     """Token and position embeddings, one causal block, the output layer tied to the embedding."""
 
-    def forward(m: Net, ids: Tensor) -> Tensor:
-        x = m.words(ids) + m.places(torch.arange(ids.shape[1]))
+    def forward(m: Net, input_ids: Tensor) -> Tensor:
+        x = m.words(input_ids) + m.places(torch.arange(input_ids.shape[1]))
         q, k, v = m.qkv(m.norm(x)).split(6, dim=2)
         x = x + m.out(F.scaled_dot_product_attention(q, k, v, is_causal=True))
         return m.read(x)
@@ -318,14 +336,21 @@ def experts() -> nn.Module:
     return Net(
         forward,
         gate=nn.Linear(4, 3),
-        experts=nn.ModuleList(nn.Sequential(nn.Linear(4, 3), nn.SiLU(), nn.Linear(3, 4)) for _ in range(3)),
+        experts=nn.ModuleList(
+            nn.Sequential(nn.Linear(4, 3), nn.SiLU(), nn.Linear(3, 4)) for _ in range(3)
+        ),
         head=nn.Linear(4, CLASSES),
     )
 
 
 def recurrent(layer: nn.Module, width: int = 4) -> nn.Module:
     """A recurrent layer read at its last step."""
-    return Net(lambda m, x: m.head(m.layer(m.enter(x))[0][:, -1]), enter=nn.Linear(6, 3), layer=layer, head=nn.Linear(width, CLASSES))
+    return Net(
+        lambda m, x: m.head(m.layer(m.enter(x))[0][:, -1]),
+        enter=nn.Linear(6, 3),
+        layer=layer,
+        head=nn.Linear(width, CLASSES),
+    )
 
 
 def cells() -> nn.Module:
@@ -379,7 +404,9 @@ def _vision() -> list[Case]:
         case("resnet", resnet, images),
         case("resnet-train", resnet, images, train=True, splits=False),
         case("densenet", densenet, images),
-        case("mobilenet", mobilenet, images, brute_force=False),  # no double backward of hardsigmoid
+        case(
+            "mobilenet", mobilenet, images, brute_force=False
+        ),  # no double backward of hardsigmoid
         case("unet", unet, images),
         case("mixer", mixer, sequences),
         case("vit", vit, images),
@@ -403,11 +430,24 @@ def _attentions() -> list[Case]:
         case("multihead", partial(torch_attention, call={"need_weights": False}), sequences),
         case("multihead-weights", torch_attention, sequences),
         case("multihead-causal", partial(torch_attention, call={"attn_mask": causal}), sequences),
-        case("multihead-bias-kv", partial(torch_attention, add_bias_kv=True, add_zero_attn=True), sequences),
+        case(
+            "multihead-bias-kv",
+            partial(torch_attention, add_bias_kv=True, add_zero_attn=True),
+            sequences,
+        ),
         case("multihead-cross", partial(torch_attention, cross=5, kdim=5, vdim=5), sequences),
-        case("multihead-padded", partial(torch_attention, call={"key_padding_mask": padded}), sequences, splits=False),
+        case(
+            "multihead-padded",
+            partial(torch_attention, call={"key_padding_mask": padded}),
+            sequences,
+            splits=False,
+        ),
         case("encoder-layer", partial(encoder, dropout=0.0), sequences),
-        case("encoder-layer-pre-norm", partial(encoder, norm_first=True, activation="gelu"), sequences),
+        case(
+            "encoder-layer-pre-norm",
+            partial(encoder, norm_first=True, activation="gelu"),
+            sequences,
+        ),
         case("encoder-layer-train", partial(encoder, dropout=0.0), sequences, train=True),
         case("encoder-decoder", seq2seq, sequences),
     ]
@@ -419,7 +459,12 @@ def _languages() -> list[Case]:
 
     return [
         case("language-model-tied", language_model, texts, task=Task.language_model()),
-        case("language-model-untied", partial(language_model, tied=False), texts, task=Task.language_model()),
+        case(
+            "language-model-untied",
+            partial(language_model, tied=False),
+            texts,
+            task=Task.language_model(),
+        ),
         case("experts", experts, partial(rows, 6)),
         case("embedding", embedding, tokens),
         # the row of `padding_idx` is zero and has no gradient; a direction that moves it is torch's own ambiguity
@@ -428,7 +473,9 @@ def _languages() -> list[Case]:
         case("embedding-bag-mean", partial(bag, "mean"), tokens, brute_force=False),
         case("embedding-bag-sum", partial(bag, "sum"), tokens, brute_force=False),
         case("embedding-bag-max", partial(bag, "max"), tokens, brute_force=False),
-        case("embedding-bag-weighted", partial(bag, "sum", weighted=True), tokens, brute_force=False),
+        case(
+            "embedding-bag-weighted", partial(bag, "sum", weighted=True), tokens, brute_force=False
+        ),
         case("bilinear", bilinear, rows),
     ]
 
@@ -436,10 +483,18 @@ def _languages() -> list[Case]:
 def _recurrent() -> list[Case]:
     return [
         case("lstm", lambda: recurrent(nn.LSTM(3, 4, batch_first=True)), sequences),
-        case("lstm-two-ways", lambda: recurrent(nn.LSTM(3, 2, 2, batch_first=True, bidirectional=True)), sequences),
+        case(
+            "lstm-two-ways",
+            lambda: recurrent(nn.LSTM(3, 2, 2, batch_first=True, bidirectional=True)),
+            sequences,
+        ),
         case("gru", lambda: recurrent(nn.GRU(3, 4, batch_first=True)), sequences),
         case("rnn-tanh", lambda: recurrent(nn.RNN(3, 4, batch_first=True)), sequences),
-        case("rnn-relu", lambda: recurrent(nn.RNN(3, 4, batch_first=True, nonlinearity="relu")), sequences),
+        case(
+            "rnn-relu",
+            lambda: recurrent(nn.RNN(3, 4, batch_first=True, nonlinearity="relu")),
+            sequences,
+        ),
         case("recurrent-cells", cells, sequences),
     ]
 

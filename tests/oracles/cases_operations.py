@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from oracles.building import CLASSES, Net, images, rows, sequences
+from oracles.building import CLASSES, Net, images, rows
 from oracles.case import Case, case
 
 __all__ = ["OPERATION_CASES"]
@@ -98,9 +98,15 @@ ON_VECTORS: dict[str, Callable[[Tensor], Tensor]] = {
     "gather": lambda x: x.gather(1, torch.tensor([[0, 3, 3, 1]]).expand(len(x), -1)).tanh(),
     "index-select": lambda x: x.index_select(1, torch.tensor([5, 0, 1])).tanh(),
     "take-along-dim": lambda x: torch.take_along_dim(x, x.argsort(1), 1),
-    "scatter": lambda x: torch.zeros_like(x).scatter(1, torch.tensor([[2, 0, 1]]).expand(len(x), -1), x[:, :3].tanh()),
-    "scatter-add": lambda x: torch.zeros_like(x).scatter_add(1, torch.tensor([[1, 1, 0, 5, 2, 1]]).expand(len(x), -1), x),
-    "index-add": lambda x: torch.zeros_like(x).index_add(1, torch.tensor([1, 1, 2]), x[:, :3].tanh()),
+    "scatter": lambda x: torch.zeros_like(x).scatter(
+        1, torch.tensor([[2, 0, 1]]).expand(len(x), -1), x[:, :3].tanh()
+    ),
+    "scatter-add": lambda x: torch.zeros_like(x).scatter_add(
+        1, torch.tensor([[1, 1, 0, 5, 2, 1]]).expand(len(x), -1), x
+    ),
+    "index-add": lambda x: torch.zeros_like(x).index_add(
+        1, torch.tensor([1, 1, 2]), x[:, :3].tanh()
+    ),
     "flip-roll": lambda x: x.flip(1).tanh() + x.roll(1, 1),
     "repeat-expand": lambda x: x.repeat(1, 2).tanh() + x[:, :1].expand(-1, 12),
     "repeat-interleave": lambda x: x.repeat_interleave(2, 1).tanh(),
@@ -133,18 +139,25 @@ ON_VECTORS: dict[str, Callable[[Tensor], Tensor]] = {
     "kron": lambda x: torch.stack([torch.kron(row[:2], row[2:]) for row in x]),
     "cdist": lambda x: torch.cdist(x.view(-1, 3, 2), x.tanh().view(-1, 3, 2)).flatten(1),
     "pairwise-distance": lambda x: F.pairwise_distance(x[:, :3], x[:, 3:], keepdim=True),
-    "cosine-similarity": lambda x: F.cosine_similarity(x.view(-1, 3, 2), x.tanh().view(-1, 3, 2), dim=2),
+    "cosine-similarity": lambda x: F.cosine_similarity(
+        x.view(-1, 3, 2), x.tanh().view(-1, 3, 2), dim=2
+    ),
     "bmm": lambda x: torch.bmm(x.view(-1, 2, 3), x.tanh().view(-1, 3, 2)).flatten(1),
     "baddbmm": lambda x: torch.baddbmm(
         x[:, :4].view(-1, 2, 2), x.view(-1, 2, 3), x.view(-1, 3, 2), beta=0.5, alpha=2
     ).flatten(1),
     "matmul-broadcast": lambda x: (x.view(-1, 1, 2, 3) @ x.tanh().view(-1, 3, 2)[:1]).flatten(1),
-    "einsum": lambda x: torch.einsum("nij,nkj,nk->ni", x.view(-1, 3, 2), x.view(-1, 3, 2), x[:, :3]),
+    "einsum": lambda x: torch.einsum(
+        "nij,nkj,nk->ni", x.view(-1, 3, 2), x.view(-1, 3, 2), x[:, :3]
+    ),
     "einsum-trace": lambda x: torch.einsum("nii,nj->nj", x[:, :4].view(-1, 2, 2), x),
-    "matrix-inverse": lambda x: torch.linalg.inv(x[:, :4].view(-1, 2, 2) + 4 * torch.eye(2, dtype=x.dtype)).flatten(1),
+    "matrix-inverse": lambda x: torch.linalg.inv(
+        x[:, :4].view(-1, 2, 2) + 4 * torch.eye(2, dtype=x.dtype)
+    ).flatten(1),
     "fft": lambda x: torch.fft.rfft(x).abs(),
     "complex-rotation": lambda x: torch.view_as_real(
-        torch.view_as_complex(x.view(-1, 3, 2)) * torch.polar(torch.ones(3, dtype=x.dtype), torch.arange(3.0).double())
+        torch.view_as_complex(x.view(-1, 3, 2))
+        * torch.polar(torch.ones(3, dtype=x.dtype), torch.arange(3.0).double())
     ).flatten(1),
     "straight-through": lambda x: x + (x.round() - x).detach(),
     "nan-to-num": torch.nan_to_num,
@@ -173,7 +186,9 @@ ON_PAIRS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "maximum": torch.maximum,
     "where": lambda a, b: torch.where(a > b, a.tanh(), b.exp()),
     "masked-where-number": lambda a, b: torch.where(a > b, a.tanh() * b, 0.0),
-    "masked-scatter": lambda a, b: a.masked_scatter(torch.tensor([[True, False, True] * 2]), b.tanh().contiguous()),
+    "masked-scatter": lambda a, b: a.masked_scatter(
+        torch.tensor([[True, False, True] * 2]), b.tanh().contiguous()
+    ),
     "cat-dim-0": lambda a, b: torch.cat([a, b], 0).tanh().view(2, -1, 6).sum(0),
     "smooth-l1": lambda a, b: F.smooth_l1_loss(a, b, reduction="none"),
     "mse": lambda a, b: F.mse_loss(a, b, reduction="none"),
@@ -194,8 +209,12 @@ ON_IMAGES: dict[str, Callable[[Tensor], Tensor]] = {
     "pool-1d": lambda x: F.max_pool1d(x.flatten(2), 3) + F.avg_pool1d(x.flatten(2), 3).tanh(),
     "pool-3d": lambda x: F.max_pool3d(x[:, None], 2) + F.avg_pool3d(x[:, None], 2).tanh(),
     "interpolate-nearest": lambda x: F.interpolate(x, scale_factor=2, mode="nearest").tanh(),
-    "interpolate-bilinear": lambda x: F.interpolate(x, size=(4, 5), mode="bilinear", align_corners=False).tanh(),
-    "interpolate-bicubic": lambda x: F.interpolate(x, size=(4, 5), mode="bicubic", align_corners=True).tanh(),
+    "interpolate-bilinear": lambda x: F.interpolate(
+        x, size=(4, 5), mode="bilinear", align_corners=False
+    ).tanh(),
+    "interpolate-bicubic": lambda x: F.interpolate(
+        x, size=(4, 5), mode="bicubic", align_corners=True
+    ).tanh(),
     "pixel-shuffle": lambda x: F.pixel_shuffle(x, 2).tanh(),
     "pixel-unshuffle": lambda x: F.pixel_unshuffle(x, 2).tanh(),
     "channel-shuffle": lambda x: F.channel_shuffle(x, 2).tanh(),
@@ -206,13 +225,21 @@ ON_IMAGES: dict[str, Callable[[Tensor], Tensor]] = {
     "unfold": lambda x: F.unfold(x, 3, stride=3).tanh(),
     "fold": lambda x: F.fold(F.unfold(x, 2, stride=2).tanh(), (6, 6), 2, stride=2),
     "local-response-norm": lambda x: F.local_response_norm(x, 2, alpha=0.5),
-    "grid-sample": lambda x: F.grid_sample(x, x[:, :2, :3, :3].tanh().permute(0, 2, 3, 1), align_corners=False),
+    "grid-sample": lambda x: F.grid_sample(
+        x, x[:, :2, :3, :3].tanh().permute(0, 2, 3, 1), align_corners=False
+    ),
     "channel-dropout-eval": lambda x: F.dropout2d(x, 0.5, training=False).tanh(),
     "instance-norm-function": lambda x: F.instance_norm(x),
     "layer-norm-function": lambda x: F.layer_norm(x, x.shape[1:]),
     "group-norm-function": lambda x: F.group_norm(x, 2),
     "rms-norm-function": lambda x: F.rms_norm(x, (6,)),
-    "window-partition": lambda x: x.view(-1, 4, 2, 3, 2, 3).permute(0, 2, 4, 3, 5, 1).reshape(-1, 9, 4).softmax(1).view(-1, 144),
+    "window-partition": lambda x: (
+        x.view(-1, 4, 2, 3, 2, 3)
+        .permute(0, 2, 4, 3, 5, 1)
+        .reshape(-1, 9, 4)
+        .softmax(1)
+        .view(-1, 144)
+    ),
     "channels-last": lambda x: x.contiguous(memory_format=torch.channels_last).tanh(),
     "spatial-softmax": lambda x: x.flatten(2).softmax(2),
 }
@@ -228,10 +255,15 @@ MODULES_ON_VECTORS: dict[str, Callable[[], nn.Module]] = {
     "batch-norm-1d": lambda: nn.BatchNorm1d(WIDTH),
     "group-norm-1d": lambda: nn.GroupNorm(2, WIDTH),
     "linear-no-bias": lambda: nn.Linear(WIDTH, 4, bias=False),
-    "unflatten": lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Linear(3, 2), nn.Flatten(), nn.Tanh()),
-    "maxout": lambda: Net(lambda m, x: m.wide(x).view(-1, 3, 2).max(2)[0], wide=nn.Linear(WIDTH, 6)),
+    "unflatten": lambda: nn.Sequential(
+        nn.Unflatten(1, (2, 3)), nn.Linear(3, 2), nn.Flatten(), nn.Tanh()
+    ),
+    "maxout": lambda: Net(
+        lambda m, x: m.wide(x).view(-1, 3, 2).max(2)[0], wide=nn.Linear(WIDTH, 6)
+    ),
     "adaptive-softmax-head": lambda: Net(
-        lambda m, x: m.soft.log_prob(x), soft=nn.AdaptiveLogSoftmaxWithLoss(WIDTH, 6, [3], div_value=2)
+        lambda m, x: m.soft.log_prob(x),
+        soft=nn.AdaptiveLogSoftmaxWithLoss(WIDTH, 6, [3], div_value=2),
     ),
 }
 
@@ -245,31 +277,48 @@ MODULES_ON_IMAGES: dict[str, Callable[[], nn.Module]] = {
     "instance-norm-statistics": lambda: nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
     "layer-norm-images": lambda: nn.LayerNorm([4, 6, 6]),
     "depthwise": lambda: nn.Conv2d(4, 4, 3, groups=4),
-    "grouped-strided-dilated": lambda: nn.Conv2d(4, 6, 2, groups=2, stride=2, dilation=2, padding=1),
+    "grouped-strided-dilated": lambda: nn.Conv2d(
+        4, 6, 2, groups=2, stride=2, dilation=2, padding=1
+    ),
     "conv-same-padding": lambda: nn.Conv2d(4, 2, 3, padding="same"),
     "conv-reflect-padding": lambda: nn.Conv2d(4, 2, 3, padding=1, padding_mode="reflect"),
     "transposed": lambda: nn.ConvTranspose2d(4, 2, 2, stride=2, padding=1),
     "transposed-grouped": lambda: nn.ConvTranspose2d(4, 4, 3, stride=2, groups=2, output_padding=1),
     "conv-1d": lambda: nn.Sequential(nn.Flatten(2), nn.Conv1d(4, 2, 5, stride=3)),
     "conv-3d": lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv3d(1, 2, 3), nn.Flatten()),
-    "transposed-1d": lambda: nn.Sequential(nn.Flatten(2), nn.AvgPool1d(6), nn.ConvTranspose1d(4, 2, 3)),
+    "transposed-1d": lambda: nn.Sequential(
+        nn.Flatten(2), nn.AvgPool1d(6), nn.ConvTranspose1d(4, 2, 3)
+    ),
     "prelu-channels": lambda: nn.PReLU(4),
-    "upsample": lambda: nn.Sequential(nn.Upsample(scale_factor=0.5, mode="nearest"), nn.Conv2d(4, 2, 1)),
+    "upsample": lambda: nn.Sequential(
+        nn.Upsample(scale_factor=0.5, mode="nearest"), nn.Conv2d(4, 2, 1)
+    ),
 }
 
 
-def _around(wide: Callable[[], dict[str, nn.Module]], function: Callable[[Net, Tensor], Tensor], example: Tensor) -> nn.Module:
+def _around(
+    wide: Callable[[], dict[str, nn.Module]],
+    function: Callable[[Net, Tensor], Tensor],
+    example: Tensor,
+) -> nn.Module:
     """Stem, operation, a constant matrix that makes what comes out of them narrow (few parameters), and a head."""
     net = Net(lambda m, x: m.head(function(m, x).flatten(1) @ m.narrow), **wide()).double()
     with torch.no_grad():
         num_features = function(net, example).flatten(1).shape[1]
-    narrow = torch.eye(num_features) if num_features <= NARROW else torch.randn(num_features, NARROW) / NARROW
+    narrow = (
+        torch.eye(num_features)
+        if num_features <= NARROW
+        else torch.randn(num_features, NARROW) / NARROW
+    )
     net.register_buffer("narrow", narrow)
     net.head = nn.Linear(narrow.shape[1], CLASSES)
     return net
 
 
-def _vectors(operation: Callable[[Tensor], Tensor] | None = None, module: Callable[[], nn.Module] | None = None) -> nn.Module:
+def _vectors(
+    operation: Callable[[Tensor], Tensor] | None = None,
+    module: Callable[[], nn.Module] | None = None,
+) -> nn.Module:
     parts = lambda: {"stem": nn.Linear(4, WIDTH)} | ({"op": module()} if module else {})  # noqa: E731
     return _around(parts, lambda m, x: (operation or m.op)(m.stem(x)), rows()[0])
 
@@ -282,7 +331,10 @@ def _pairs(operation: Callable[[Tensor, Tensor], Tensor]) -> nn.Module:
     )
 
 
-def _images(operation: Callable[[Tensor], Tensor] | None = None, module: Callable[[], nn.Module] | None = None) -> nn.Module:
+def _images(
+    operation: Callable[[Tensor], Tensor] | None = None,
+    module: Callable[[], nn.Module] | None = None,
+) -> nn.Module:
     parts = lambda: {"stem": nn.Conv2d(2, 4, 3, padding=1)} | ({"op": module()} if module else {})  # noqa: E731
     return _around(parts, lambda m, x: (operation or m.op)(m.stem(x)), images()[0])
 
@@ -291,10 +343,23 @@ def _trained_norms() -> list[Case]:
     """Norms that look at the whole batch, in train mode."""
     options: dict[str, Any] = {"train": True, "splits": False}
     return [
-        case("train-batch-norm", partial(_images, module=lambda: nn.BatchNorm2d(4)), images, **options),
-        case("train-batch-norm-1d", partial(_vectors, module=lambda: nn.BatchNorm1d(WIDTH)), rows, **options),
         case(
-            "train-batch-norm-plain", partial(_images, module=lambda: nn.BatchNorm2d(4, affine=False)), images, **options
+            "train-batch-norm",
+            partial(_images, module=lambda: nn.BatchNorm2d(4)),
+            images,
+            **options,
+        ),
+        case(
+            "train-batch-norm-1d",
+            partial(_vectors, module=lambda: nn.BatchNorm1d(WIDTH)),
+            rows,
+            **options,
+        ),
+        case(
+            "train-batch-norm-plain",
+            partial(_images, module=lambda: nn.BatchNorm2d(4, affine=False)),
+            images,
+            **options,
         ),
         case(
             "train-batch-norm-cumulative",
@@ -316,11 +381,22 @@ OPERATION_CASES = [
         )
         for name, op in ON_VECTORS.items()
     ),
-    *(case(f"pair-{name}", partial(_pairs, op), rows, splits=name not in COUPLED) for name, op in ON_PAIRS.items()),
-    *(case(f"image-{name}", partial(_images, op), images) for name, op in ON_IMAGES.items()),
-    *(case(f"module-{name}", partial(_vectors, module=op), rows) for name, op in MODULES_ON_VECTORS.items()),
     *(
-        case(f"module-{name}", partial(_images, module=op), images, splits=name != "batch-norm-no-statistics")
+        case(f"pair-{name}", partial(_pairs, op), rows, splits=name not in COUPLED)
+        for name, op in ON_PAIRS.items()
+    ),
+    *(case(f"image-{name}", partial(_images, op), images) for name, op in ON_IMAGES.items()),
+    *(
+        case(f"module-{name}", partial(_vectors, module=op), rows)
+        for name, op in MODULES_ON_VECTORS.items()
+    ),
+    *(
+        case(
+            f"module-{name}",
+            partial(_images, module=op),
+            images,
+            splits=name != "batch-norm-no-statistics",
+        )
         for name, op in MODULES_ON_IMAGES.items()
     ),
     *_trained_norms(),

@@ -1,4 +1,4 @@
-"""Ways of writing a model: in place, tied, bare parameters, reparametrised, checkpointed, dict inputs, partly cut off."""
+"""Ways of writing a model: in place, tied, reparametrised, checkpointed, dict inputs, partly cut off."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +23,11 @@ WIDTH = 6
 
 def perceptron(middle: Callable[[Tensor], Tensor], width: int = WIDTH) -> nn.Module:
     """Layer → `middle` → layer."""
-    return Net(lambda m, x: m.head(middle(m.stem(x))), stem=nn.Linear(4, WIDTH), head=nn.Linear(width, CLASSES))
+    return Net(
+        lambda m, x: m.head(middle(m.stem(x))),
+        stem=nn.Linear(4, WIDTH),
+        head=nn.Linear(width, CLASSES),
+    )
 
 
 def add_in_place(x: Tensor) -> Tensor:
@@ -136,7 +140,10 @@ def tied_layers() -> nn.Module:
 def tied_by_attribute() -> nn.Module:
     """Two modules that share a weight under two names."""
     net = Net(
-        lambda m, x: m.head(m.b(F.gelu(m.a(x)))), a=nn.Linear(4, 4), b=nn.Linear(4, 4), head=nn.Linear(4, CLASSES)
+        lambda m, x: m.head(m.b(F.gelu(m.a(x)))),
+        a=nn.Linear(4, 4),
+        b=nn.Linear(4, 4),
+        head=nn.Linear(4, CLASSES),
     )
     net.b.weight = net.a.weight
     return net
@@ -173,13 +180,17 @@ def parameter_lists() -> nn.Module:
     return Net(
         forward,
         rows=nn.ParameterList(torch.randn(4) for _ in range(4)),
-        named=nn.ParameterDict({"gain": torch.randn(4), "left": torch.randn(5, 2), "right": torch.randn(5, 2)}),
+        named=nn.ParameterDict(
+            {"gain": torch.randn(4), "left": torch.randn(5, 2), "right": torch.randn(5, 2)}
+        ),
     )
 
 
 def reparametrised(wrap: Callable[[nn.Module], nn.Module]) -> nn.Module:
     """A wrapped layer between two others."""
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), wrap(nn.Linear(5, 4)), nn.Tanh(), nn.Linear(4, CLASSES))
+    return nn.Sequential(
+        nn.Linear(4, 5), nn.Tanh(), wrap(nn.Linear(5, 4)), nn.Tanh(), nn.Linear(4, CLASSES)
+    )
 
 
 def standardised_weight() -> nn.Module:
@@ -191,7 +202,10 @@ def standardised_weight() -> nn.Module:
         return m.head(F.relu(F.conv2d(x, weight * m.gain, m.conv.bias)).mean((2, 3)))
 
     return Net(
-        forward, conv=nn.Conv2d(2, 4, 3), gain=nn.Parameter(torch.ones(4, 1, 1, 1)), head=nn.Linear(4, CLASSES)
+        forward,
+        conv=nn.Conv2d(2, 4, 3),
+        gain=nn.Parameter(torch.ones(4, 1, 1, 1)),
+        head=nn.Linear(4, CLASSES),
     )
 
 
@@ -199,7 +213,9 @@ def standardised_by_batch_norm() -> nn.Module:
     """timm's way: the weight is standardised by a call of train-mode batch_norm on it."""
 
     def forward(m: Net, x: Tensor) -> Tensor:
-        weight = F.batch_norm(m.conv.weight.reshape(1, 4, -1), None, None, training=True, momentum=0.0, eps=1e-6)
+        weight = F.batch_norm(
+            m.conv.weight.reshape(1, 4, -1), None, None, training=True, momentum=0.0, eps=1e-6
+        )
         return m.head(F.relu(F.conv2d(x, weight.view_as(m.conv.weight), m.conv.bias)).mean((2, 3)))
 
     return Net(forward, conv=nn.Conv2d(2, 4, 3), head=nn.Linear(4, CLASSES))
@@ -231,7 +247,8 @@ def checkpointed(*, reentrant: bool | None) -> nn.Module:
         forward,
         stem=nn.Linear(4, 4),
         blocks=nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 4)) for _ in range(2)
+            nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 4))
+            for _ in range(2)
         ),
         head=nn.Linear(4, CLASSES),
     )
@@ -240,7 +257,9 @@ def checkpointed(*, reentrant: bool | None) -> nn.Module:
 def with_dropout() -> nn.Module:
     """Dropouts of several kinds, in train mode."""
     return Net(
-        lambda m, x: m.head(F.dropout(F.relu(m.body(m.drop(F.gelu(m.stem(x))))), 0.3, m.training).mean((2, 3))),
+        lambda m, x: m.head(
+            F.dropout(F.relu(m.body(m.drop(F.gelu(m.stem(x))))), 0.3, m.training).mean((2, 3))
+        ),
         stem=nn.Conv2d(2, 4, 3),
         drop=nn.Dropout2d(0.4),
         body=nn.Conv2d(4, 4, 1),
@@ -269,7 +288,11 @@ def partly_detached() -> nn.Module:
         return m.head(x * gate + m.side(x.detach()))
 
     return Net(
-        forward, stem=nn.Linear(4, 4), gate=nn.Linear(4, 4), side=nn.Linear(4, 4), head=nn.Linear(4, CLASSES)
+        forward,
+        stem=nn.Linear(4, 4),
+        gate=nn.Linear(4, 4),
+        side=nn.Linear(4, 4),
+        head=nn.Linear(4, CLASSES),
     )
 
 
@@ -292,7 +315,11 @@ def unused_and_frozen() -> nn.Module:
         return m.head(torch.tanh(m.body(torch.tanh(m.stem(x)))))
 
     net = Net(
-        forward, stem=nn.Linear(4, 4), body=nn.Linear(4, 4), unused=nn.Linear(4, 2), head=nn.Linear(4, CLASSES)
+        forward,
+        stem=nn.Linear(4, 4),
+        body=nn.Linear(4, 4),
+        unused=nn.Linear(4, 2),
+        head=nn.Linear(4, CLASSES),
     )
     net.body.requires_grad_(requires_grad=False)
     net.head.bias.requires_grad = False
@@ -302,7 +329,12 @@ def unused_and_frozen() -> nn.Module:
 def frozen_norm() -> nn.Module:
     """Norm weights that are not trained, under trained biases."""
     net = nn.Sequential(
-        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.GroupNorm(1, 3), nn.Flatten(), nn.Linear(48, CLASSES)
+        nn.Conv2d(2, 3, 3),
+        nn.BatchNorm2d(3),
+        nn.ReLU(),
+        nn.GroupNorm(1, 3),
+        nn.Flatten(),
+        nn.Linear(48, CLASSES),
     )
     net[1].weight.requires_grad = False
     net[3].weight.requires_grad = False
@@ -370,7 +402,10 @@ def _in_place() -> list[Case]:
         "accumulate": functions_with_out,
     }
     return [
-        *(case(f"in-place-{name}", partial(perceptron, program), rows) for name, program in programs.items()),
+        *(
+            case(f"in-place-{name}", partial(perceptron, program), rows)
+            for name, program in programs.items()
+        ),
         case("in-place-fill-buffer", partial(perceptron, fill_buffer, 8), rows),
     ]
 
@@ -382,10 +417,21 @@ def _parametrised() -> list[Case]:
         case("tied-by-attribute", tied_by_attribute, rows),
         case("bare-parameters", bare_parameters, rows),
         case("parameter-lists", parameter_lists, rows),
-        case("weight-norm", partial(reparametrised, parametrizations.weight_norm), rows, **weight_norm),
+        case(
+            "weight-norm",
+            partial(reparametrised, parametrizations.weight_norm),
+            rows,
+            **weight_norm,
+        ),
         case("weight-norm-old", partial(reparametrised, old_weight_norm), rows, **weight_norm),
         case("spectral-norm", partial(reparametrised, parametrizations.spectral_norm), rows),
-        case("orthogonal", partial(reparametrised, partial(parametrizations.orthogonal, orthogonal_map="matrix_exp")), rows),
+        case(
+            "orthogonal",
+            partial(
+                reparametrised, partial(parametrizations.orthogonal, orthogonal_map="matrix_exp")
+            ),
+            rows,
+        ),
         case("standardised-weight", standardised_weight, images),
         case("standardised-by-batch-norm", standardised_by_batch_norm, images),
         case("generated-weight", generated_weight, rows),
@@ -415,11 +461,29 @@ def _interfaces() -> list[Case]:
         case("hugging-face", answering, labelled_dict, task=Task.hugging_face()),
         case("pixels", segmenter, pixels),
         case("mse", partial(perceptron, torch.tanh), regression, task=task(F.mse_loss)),
-        case("label-smoothing", partial(perceptron, torch.tanh), rows, task=task(F.cross_entropy, label_smoothing=0.2)),
+        case(
+            "label-smoothing",
+            partial(perceptron, torch.tanh),
+            rows,
+            task=task(F.cross_entropy, label_smoothing=0.2),
+        ),
         case("huber", partial(perceptron, torch.tanh), regression, task=task(F.smooth_l1_loss)),
-        case("linear-loss", partial(perceptron, torch.tanh), regression, task=Task.classification(lambda z, y: (z * y).sum(1).mean())),
+        case(
+            "linear-loss",
+            partial(perceptron, torch.tanh),
+            regression,
+            task=Task.classification(lambda z, y: (z * y).sum(1).mean()),
+        ),
         case("linear-model", lambda: nn.Linear(4, CLASSES), rows),
-        case("sequence-outputs", lambda: Net(lambda m, x: m.head(m.stem(x).tanh()).mean(1), stem=nn.Linear(6, 4), head=nn.Linear(4, CLASSES)), sequences),
+        case(
+            "sequence-outputs",
+            lambda: Net(
+                lambda m, x: m.head(m.stem(x).tanh()).mean(1),
+                stem=nn.Linear(6, 4),
+                head=nn.Linear(4, CLASSES),
+            ),
+            sequences,
+        ),
     ]
 
 

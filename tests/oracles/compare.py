@@ -1,9 +1,10 @@
 """Comparators of products: they raise, and their message names the parameters that differ most.
 
-The error is ‖a − b‖ / ‖b‖ over all parameters together, and the same per parameter, where a parameter whose own product
-is small is measured against `FLOOR` of the whole (its rounding errors come from sums of the size of the whole). A product
-that cancels to nothing (`connectivity` of a linear model, θ along a scale invariance) is measured against `FLOOR` of `scale`,
-the size of what it is a sum of: the gradient, or |H||δ|.
+The error is ‖a − b‖ / ‖b‖ over all parameters together, and the same per parameter, where a
+parameter whose own product is small is measured against `FLOOR` of the whole (its rounding errors
+come from sums of the size of the whole). A product that cancels to nothing (`connectivity` of a
+linear model, θ along a scale invariance) is measured against `FLOOR` of `scale`, the size of what
+it is a sum of: the gradient, or |H||δ|.
 """
 
 import math
@@ -38,7 +39,9 @@ def assert_products_close(
     worst = sorted(errors.items(), key=lambda item: -item[1])
     if not worst or not worst[0][1] <= tolerance:
         lines = "\n".join(f"  {name}: {error:.3g}" for name, error in worst[:6])
-        raise AssertionError(f"{what} differs by more than {tolerance:g}:\n{lines or '  nothing to compare'}")
+        raise AssertionError(
+            f"{what} differs by more than {tolerance:g}:\n{lines or '  nothing to compare'}"
+        )
 
 
 def _errors(

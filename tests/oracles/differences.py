@@ -1,10 +1,11 @@
 """The products from ordinary forwards and backwards alone, by central differences in float64.
 
-    hessian      d/dt ∇L(θ+tδ)            functional   d/dt ∇⟨c, z(θ+tδ)⟩, c = ∂L/∂z held        ggn   Jᵀ d/dt ∂L/∂z
+    hessian      d/dt ∇L(θ+tδ)            functional   d/dt ∇⟨c, z(θ+tδ)⟩, c = ∂L/∂z held        ggn
+    Jᵀ d/dt ∂L/∂z
 
-Each derivative is taken at several steps, each by the five-point formula (error O(t⁴)); of two neighbouring steps that agree
-best, the smaller one is taken. So a kink of a ReLU crossed at a large step, or rounding at a small one, does not spoil it,
-and nobody has to choose a step per model.
+Each derivative is taken at several steps, each by the five-point formula (error O(t⁴)); of two
+neighbouring steps that agree best, the smaller one is taken. So a kink of a ReLU crossed at a large
+step, or rounding at a small one, does not spoil it, and nobody has to choose a step per model.
 """
 
 import itertools

@@ -11,9 +11,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from apoptosis.task import Task
 
-__all__ = ["SEED", "forward", "gradient", "moved", "parameters_of", "random_direction", "seeded", "undisturbed"]
+__all__ = [
+    "SEED",
+    "forward",
+    "gradient",
+    "moved",
+    "parameters_of",
+    "random_direction",
+    "seeded",
+    "undisturbed",
+]
 
-SEED = 20  # what the RNG starts from in every forward, so that dropout masks agree between evaluations
+SEED = (
+    20  # what the RNG starts from in every forward, so that dropout masks agree between evaluations
+)
 
 
 def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -43,7 +54,9 @@ def gradient(model: nn.Module, batch: Any, task: Task | None = None) -> dict[str
     params = parameters_of(model)
     with undisturbed(model):
         loss = task.loss(forward(model, batch, task), batch)
-        grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True, materialize_grads=True)
+        grads = torch.autograd.grad(
+            loss, list(params.values()), allow_unused=True, materialize_grads=True
+        )
     return dict(zip(params, grads, strict=True))
 
 

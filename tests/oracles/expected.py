@@ -1,20 +1,28 @@
 """What a case's product is, from the best oracle that knows it; computed once per session."""
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from oracles.brute_force import dense_kind, flatten, unflatten
+from oracles.brute_force import dense_kind, double_backward_product, flatten, unflatten
 from oracles.case import Case
 from oracles.compare import EXACT, FINITE
 from oracles.differences import finite_difference_product
 from oracles.evaluation import gradient, random_direction
 
-__all__ = ["DIRECTIONS", "Expected", "by_brute_force", "by_differences", "direction_of", "gradient_size"]
+__all__ = [
+    "DIRECTIONS",
+    "Expected",
+    "by_brute_force",
+    "by_differences",
+    "direction_of",
+    "gradient_size",
+]
 
 DIRECTIONS = ("parameters", "random")
+DENSE = 200
 
 
 @dataclass(frozen=True)
@@ -37,8 +45,12 @@ def direction_of(case: Case, name: str) -> dict[str, Tensor] | None:
 
 
 def by_brute_force(case: Case, kind: str, direction: str) -> Expected:
-    """The dense matrix times the direction."""
+    """The dense matrix times the direction; beyond `DENSE` parameters one double backward instead."""
     model = case.oracle_model()
+    if kind != "ggn" and len(flatten(model)) > DENSE:
+        delta = flatten(model, direction_of(case, direction))
+        vector = double_backward_product(model, case.make_batch(), case.task, kind, delta)
+        return Expected(unflatten(vector, model), EXACT, gradient_size(case))
     matrix, delta = _matrix(case, kind), flatten(model, direction_of(case, direction))
     scale = max(gradient_size(case), float((matrix.abs() @ delta.abs()).norm()))
     return Expected(unflatten(matrix @ delta, model), EXACT, scale)
@@ -52,13 +64,13 @@ def by_differences(case: Case, kind: str, direction: str) -> Expected:
     return Expected(product, FINITE, gradient_size(case))
 
 
-@lru_cache(maxsize=None)
+@cache
 def gradient_size(case: Case) -> float:
     """The norm of the gradient."""
     grads = gradient(case.oracle_model(), case.make_batch(), case.task).values()
     return torch.stack([g.norm() for g in grads]).norm().item()
 
 
-@lru_cache(maxsize=None)
+@cache
 def _matrix(case: Case, kind: str) -> Tensor:
     return dense_kind(case.oracle_model(), case.make_batch(), case.task, kind)

@@ -1,14 +1,15 @@
 """The definition of `connectivity`, taken at its word.
 
-A network is written as a function `net(p, x, ops)` of its parameters `p` by name. Weight × input and sums stand there as they
-are; `ops.frozen(f, *xs)` marks an operation that is no product, `ops.product(f, u, v)` a product of two activations. The
-same text then runs three ways:
+A network is written as a function `net(p, x, ops)` of its parameters `p` by name. Weight × input
+and sums stand there as they are; `ops.frozen(f, *xs)` marks an operation that is no product,
+`ops.product(f, u, v)` a product of two activations. The same text then runs three ways:
 
 - `Plain`: as written, the network itself;
-- `Linearised`: every frozen f replaced by f(x₀) + J_f(x₀)(x − x₀), where x₀ is recorded in a run at θ₀ and J_f is a dense
-  Jacobian built from ordinary backwards. With the loss replaced by ⟨c, z⟩ its Hessian *is* the connectivity Hessian;
-- `Linearised(series=True)`: products of activations replaced by their linearisation too. Its Hessian holds the paper's two
-  series terms, what is missing from the former is the parallel term.
+- `Linearised`: every frozen f replaced by f(x₀) + J_f(x₀)(x − x₀), where x₀ is recorded in a run at
+  θ₀ and J_f is a dense Jacobian built from ordinary backwards. With the loss replaced by ⟨c, z⟩ its
+  Hessian *is* the connectivity Hessian;
+- `Linearised(series=True)`: products of activations replaced by their linearisation too. Its
+  Hessian holds the paper's two series terms, what is missing from the former is the parallel term.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,14 @@ from oracles.brute_force import dense_hessian, flatten, unflatten
 from oracles.differences import line_derivative
 from oracles.evaluation import SEED, seeded
 
-__all__ = ["Linearised", "Plain", "Terms", "connectivity_by_differences", "connectivity_matrix", "paper_split"]
+__all__ = [
+    "Linearised",
+    "Plain",
+    "Terms",
+    "connectivity_by_differences",
+    "connectivity_matrix",
+    "paper_split",
+]
 
 Net = Callable[[dict[str, Tensor], Any, "Plain"], Tensor]
 Function = Callable[..., Tensor]
@@ -75,7 +83,9 @@ class Linearised(Plain):
 class Terms:
     """The paper's three terms and their sum, by parameter name."""
 
-    def __init__(self, upper: dict[str, Tensor], lower: dict[str, Tensor], parallel: dict[str, Tensor]) -> None:
+    def __init__(
+        self, upper: dict[str, Tensor], lower: dict[str, Tensor], parallel: dict[str, Tensor]
+    ) -> None:
         """Keep the three."""
         self.upper, self.lower, self.parallel = upper, lower, parallel
 
@@ -98,7 +108,9 @@ def connectivity_matrix(
     net: Net, model: nn.Module, batch: Any, task: Task | None = None, *, series: bool = False
 ) -> Tensor:
     """The connectivity Hessian (P, P) of the network that `net` spells out, at the model's parameters."""
-    return dense_hessian(surrogate(net, model, batch, task, series=series), list(model.parameters()))
+    return dense_hessian(
+        surrogate(net, model, batch, task, series=series), list(model.parameters())
+    )
 
 
 def connectivity_by_differences(
@@ -112,7 +124,9 @@ def connectivity_by_differences(
         with torch.no_grad():
             for name, p in model.named_parameters():
                 p.copy_(start[name] + step * direction[name])
-        grads = torch.autograd.grad(scalar(), list(model.parameters()), materialize_grads=True, allow_unused=True)
+        grads = torch.autograd.grad(
+            scalar(), list(model.parameters()), materialize_grads=True, allow_unused=True
+        )
         return torch.cat([g.flatten() for g in grads])
 
     vector = line_derivative(slope)
@@ -123,13 +137,19 @@ def connectivity_by_differences(
 
 
 def paper_split(
-    net: Net, model: nn.Module, batch: Any, task: Task | None = None, direction: dict[str, Tensor] | None = None
+    net: Net,
+    model: nn.Module,
+    batch: Any,
+    task: Task | None = None,
+    direction: dict[str, Tensor] | None = None,
 ) -> Terms:
-    """Upper, lower and parallel term of a network whose parameters are named in the order of its forward.
+    """Upper, lower and parallel term of a network whose parameters are named in the order of its
+    forward.
 
-    The series Hessian couples a weight with weights before it (their tangent comes in from below) and after it (they act on
-    its output); a bilinear layer does not couple with itself. So the strictly upper triangle, in the order of the forward, is
-    the upper series and the strictly lower one the lower series.
+    The series Hessian couples a weight with weights before it (their tangent comes in from below)
+    and after it (they act on its output); a bilinear layer does not couple with itself. So the
+    strictly upper triangle, in the order of the forward, is the upper series and the strictly lower
+    one the lower series.
     """
     delta = flatten(model, direction)
     whole = connectivity_matrix(net, model, batch, task)

@@ -1,13 +1,18 @@
-"""Models of timm, torchvision and transformers as their authors wrote them: small configurations, random weights, float64.
+"""Models of timm, torchvision and transformers as their authors wrote them: small configurations,
+random weights, float64.
 
-The libraries are imported when a case is made, not before: they take seconds, and torchvision needs `define_torchvision_ops`.
+The libraries are imported when a case is made, not before: they take seconds, and torchvision needs
+`define_torchvision_ops`.
 """
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +26,10 @@ __all__ = ["LIBRARY_CASES", "STEPS", "LibraryCase", "float64_everywhere"]
 
 CLASSES = 3
 WORDS = 17
-STEPS = (1e-6, 3e-7)  # of finite differences: below the distance to the next kink of thousands of ReLUs
+STEPS = (
+    1e-6,
+    3e-7,
+)  # of finite differences: below the distance to the next kink of thousands of ReLUs
 
 
 @dataclass(frozen=True)
@@ -34,31 +42,27 @@ class LibraryCase(Case):
 
 @contextmanager
 def float64_everywhere() -> Iterator[None]:
-    """Turn hard-coded casts to float32 into casts to float64, so that a float64 check sees float64 arithmetic."""
+    """Turn transformers' hard-coded casts to float32 into casts to float64, so that a float64 check
+    sees float64 alone.
 
-    def wide(value: Any) -> Any:
-        return torch.float64 if value is torch.float32 else value
-
-    to, softmax = Tensor.to, F.softmax
-
-    def wide_to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return to(self, *map(wide, args), **{key: wide(value) for key, value in kwargs.items()})
-
-    def wide_softmax(x: Tensor, *args: Any, dtype: Any = None, **kwargs: Any) -> Tensor:
-        return softmax(x, *args, dtype=wide(dtype), **kwargs)
-
-    with _patched(Tensor, "to", wide_to), _patched(Tensor, "float", Tensor.double), _patched(F, "softmax", wide_softmax):
+    Where its files say `torch.float32`, they get float64: their name `torch` is replaced, not
+    torch. (A patched `Tensor.to` would not do: torch itself looks it up by name when it calls a
+    function mode.)
+    """
+    names = [name for name in sys.modules if name.startswith("transformers.models.")]
+    files = [sys.modules[name] for name in names if vars(sys.modules[name]).get("torch") is torch]
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(Tensor, "float", Tensor.double))
+        for file in files:
+            stack.enter_context(patch.object(file, "torch", _Float64Torch("torch")))
         yield
 
 
-@contextmanager
-def _patched(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before, own = getattr(owner, name), name in vars(owner)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before) if own else delattr(owner, name)
+class _Float64Torch(ModuleType):
+    float32 = torch.float64
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
 
 
 def define_torchvision_ops() -> None:
@@ -92,7 +96,9 @@ def torchvision_model(make: Callable[[Any], nn.Module]) -> nn.Module:
     return make(models)
 
 
-def transformers_model(kind: str, config: str, attention: str = "eager", **options: Any) -> nn.Module:
+def transformers_model(
+    kind: str, config: str, attention: str = "eager", **options: Any
+) -> nn.Module:
     """A model by the names of its class and of its configuration's class."""
     define_torchvision_ops()
     import transformers
@@ -140,7 +146,14 @@ def _per_token() -> Task:
 def _timm() -> list[LibraryCase]:
     def one(name: str, size: int = 32, *, slow: bool = False, **options: Any) -> LibraryCase:
         make = partial(built, partial(timm_model, name, **options))
-        return LibraryCase(f"timm {name}", make, partial(pictures, size), library="timm", slow=slow, brute_force=False)
+        return LibraryCase(
+            f"timm {name}",
+            make,
+            partial(pictures, size),
+            library="timm",
+            slow=slow,
+            brute_force=False,
+        )
 
     return [
         one("resnet18", channels=[4, 6, 8, 10], stem_width=4),
@@ -150,16 +163,32 @@ def _timm() -> list[LibraryCase]:
         one("efficientnet_b0", slow=True),
         one("convnext_atto", depths=(1, 1, 1, 1), dims=(4, 6, 8, 10)),
         one("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, embed_dim=12, num_heads=2),
-        one("swin_tiny_patch4_window7_224", img_size=32, window_size=4, embed_dim=6, depths=(2, 2), num_heads=(2, 2)),
-        LibraryCase("timm mixer", partial(built, timm_mixer), pictures, library="timm", brute_force=False),
+        one(
+            "swin_tiny_patch4_window7_224",
+            img_size=32,
+            window_size=4,
+            embed_dim=6,
+            depths=(2, 2),
+            num_heads=(2, 2),
+        ),
+        LibraryCase(
+            "timm mixer", partial(built, timm_mixer), pictures, library="timm", brute_force=False
+        ),
     ]
 
 
 def _torchvision() -> list[LibraryCase]:
-    def one(name: str, make: Callable[[Any], nn.Module], size: int = 32, *, slow: bool = False) -> LibraryCase:
+    def one(
+        name: str, make: Callable[[Any], nn.Module], size: int = 32, *, slow: bool = False
+    ) -> LibraryCase:
         build = partial(built, partial(torchvision_model, make))
         return LibraryCase(
-            f"torchvision {name}", build, partial(pictures, size), library="torchvision", slow=slow, brute_force=False
+            f"torchvision {name}",
+            build,
+            partial(pictures, size),
+            library="torchvision",
+            slow=slow,
+            brute_force=False,
         )
 
     def efficient(models: Any) -> nn.Module:
@@ -169,7 +198,11 @@ def _torchvision() -> list[LibraryCase]:
 
     def mobile(models: Any) -> nn.Module:
         conf = partial(models.mobilenetv3.InvertedResidualConfig, width_mult=0.5)
-        blocks = [conf(8, 3, 8, 8, True, "RE", 2, 1), conf(8, 5, 16, 16, True, "HS", 2, 1), conf(16, 5, 24, 16, False, "HS", 1, 1)]
+        blocks = [
+            conf(8, 3, 8, 8, True, "RE", 2, 1),
+            conf(8, 5, 16, 16, True, "HS", 2, 1),
+            conf(16, 5, 24, 16, False, "HS", 1, 1),
+        ]
         return models.mobilenetv3.MobileNetV3(blocks, 16, num_classes=CLASSES)
 
     def convnext(models: Any) -> nn.Module:
@@ -177,42 +210,174 @@ def _torchvision() -> list[LibraryCase]:
         return models.convnext.ConvNeXt([conf(4, 6, 1), conf(6, None, 1)], num_classes=CLASSES)
 
     return [
-        one("resnet18", lambda m: m.resnet.ResNet(m.resnet.BasicBlock, [1, 1, 1, 1], CLASSES, width_per_group=64), slow=True),
-        one("resnet50", lambda m: m.resnet.ResNet(m.resnet.Bottleneck, [1, 1, 1, 1], CLASSES, width_per_group=4), slow=True),
+        one(
+            "resnet18",
+            lambda m: m.resnet.ResNet(
+                m.resnet.BasicBlock, [1, 1, 1, 1], CLASSES, width_per_group=64
+            ),
+            slow=True,
+        ),
+        one(
+            "resnet50",
+            lambda m: m.resnet.ResNet(
+                m.resnet.Bottleneck, [1, 1, 1, 1], CLASSES, width_per_group=4
+            ),
+            slow=True,
+        ),
         one("densenet", lambda m: m.DenseNet(3, (2, 2, 2), 4, num_classes=CLASSES)),
         one("mobilenet_v3", mobile),
         one("efficientnet", efficient),
         one("convnext", convnext),
         one("vit", lambda m: m.VisionTransformer(32, 8, 2, 2, 12, 16, num_classes=CLASSES)),
-        one("swin", lambda m: m.SwinTransformer([4, 4], 6, [2, 2], [2, 2], [4, 4], num_classes=CLASSES)),
-        one("swin_v2", lambda m: m.SwinTransformer([4, 4], 6, [2, 2], [2, 2], [4, 4], num_classes=CLASSES,
-            block=m.swin_transformer.SwinTransformerBlockV2, downsample_layer=m.swin_transformer.PatchMergingV2)),
+        one(
+            "swin",
+            lambda m: m.SwinTransformer([4, 4], 6, [2, 2], [2, 2], [4, 4], num_classes=CLASSES),
+        ),
+        one(
+            "swin_v2",
+            lambda m: m.SwinTransformer(
+                [4, 4],
+                6,
+                [2, 2],
+                [2, 2],
+                [4, 4],
+                num_classes=CLASSES,
+                block=m.swin_transformer.SwinTransformerBlockV2,
+                downsample_layer=m.swin_transformer.PatchMergingV2,
+            ),
+        ),
     ]
 
 
 def _transformers() -> list[LibraryCase]:
-    small = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
+    small = {
+        "hidden_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 12,
+    }
     reader = {**small, "vocab_size": WORDS, "max_position_embeddings": 16, "num_labels": CLASSES}
     writer = {**small, "vocab_size": WORDS, "max_position_embeddings": 16, "num_key_value_heads": 2}
-    writer |= {"num_attention_heads": 4, "head_dim": 4, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "use_cache": False}
+    writer |= {
+        "num_attention_heads": 4,
+        "head_dim": 4,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+        "use_cache": False,
+    }
 
-    def one(name: str, kind: str, config: str, batch: Callable[[], Any], task: Task | None, attention: str = "eager", **options: Any) -> LibraryCase:
+    def one(
+        name: str,
+        kind: str,
+        config: str,
+        batch: Callable[[], Any],
+        task: Task | None,
+        attention: str = "eager",
+        **options: Any,
+    ) -> LibraryCase:
         make = partial(built, partial(transformers_model, kind, config, attention, **options))
-        return LibraryCase(f"transformers {name}", make, batch, task, library="transformers", brute_force=False)
+        return LibraryCase(
+            f"transformers {name}", make, batch, task, library="transformers", brute_force=False
+        )
 
     language = Task.language_model()
     return [
-        one("ViT", "ViTForImageClassification", "ViTConfig", pixel_values, None, "sdpa", **small, image_size=16, patch_size=8, num_labels=CLASSES),
+        one(
+            "ViT",
+            "ViTForImageClassification",
+            "ViTConfig",
+            pixel_values,
+            None,
+            "sdpa",
+            **small,
+            image_size=16,
+            patch_size=8,
+            num_labels=CLASSES,
+        ),
         one("BERT", "BertForSequenceClassification", "BertConfig", sentences, None, **reader),
-        one("BERT sdpa", "BertForSequenceClassification", "BertConfig", sentences, None, "sdpa", **reader),
-        one("GPT-2", "GPT2LMHeadModel", "GPT2Config", texts, language, "sdpa", n_embd=8, n_layer=2, n_head=2, n_positions=16, vocab_size=WORDS, bos_token_id=None, eos_token_id=None, use_cache=False),
+        one(
+            "BERT sdpa",
+            "BertForSequenceClassification",
+            "BertConfig",
+            sentences,
+            None,
+            "sdpa",
+            **reader,
+        ),
+        one(
+            "GPT-2",
+            "GPT2LMHeadModel",
+            "GPT2Config",
+            texts,
+            language,
+            "sdpa",
+            n_embd=8,
+            n_layer=2,
+            n_head=2,
+            n_positions=16,
+            vocab_size=WORDS,
+            bos_token_id=None,
+            eos_token_id=None,
+            use_cache=False,
+        ),
         one("Llama", "LlamaForCausalLM", "LlamaConfig", texts, language, "sdpa", **writer),
         one("Llama eager", "LlamaForCausalLM", "LlamaConfig", texts, language, **writer),
-        one("Qwen2", "Qwen2ForCausalLM", "Qwen2Config", texts, language, "sdpa", **{k: v for k, v in writer.items() if k != "head_dim"}, tie_word_embeddings=True),
+        one(
+            "Qwen2",
+            "Qwen2ForCausalLM",
+            "Qwen2Config",
+            texts,
+            language,
+            "sdpa",
+            **{k: v for k, v in writer.items() if k != "head_dim"},
+            tie_word_embeddings=True,
+        ),
         one("Qwen3", "Qwen3ForCausalLM", "Qwen3Config", texts, language, "sdpa", **writer),
-        one("Mixtral", "MixtralForCausalLM", "MixtralConfig", texts, language, "sdpa", **writer, num_local_experts=3, num_experts_per_tok=2),
-        one("T5", "T5ForConditionalGeneration", "T5Config", translations, _per_token(), d_model=8, d_kv=4, d_ff=12, num_layers=2, num_heads=2, vocab_size=WORDS, dropout_rate=0.0, use_cache=False, decoder_start_token_id=0),
-        one("T5 gated", "T5ForConditionalGeneration", "T5Config", translations, _per_token(), d_model=8, d_kv=4, d_ff=12, num_layers=1, num_heads=2, vocab_size=WORDS, feed_forward_proj="gated-gelu", tie_word_embeddings=False, use_cache=False, decoder_start_token_id=0),
+        one(
+            "Mixtral",
+            "MixtralForCausalLM",
+            "MixtralConfig",
+            texts,
+            language,
+            "sdpa",
+            **writer,
+            num_local_experts=3,
+            num_experts_per_tok=2,
+        ),
+        one(
+            "T5",
+            "T5ForConditionalGeneration",
+            "T5Config",
+            translations,
+            _per_token(),
+            d_model=8,
+            d_kv=4,
+            d_ff=12,
+            num_layers=2,
+            num_heads=2,
+            vocab_size=WORDS,
+            dropout_rate=0.0,
+            use_cache=False,
+            decoder_start_token_id=0,
+        ),
+        one(
+            "T5 gated",
+            "T5ForConditionalGeneration",
+            "T5Config",
+            translations,
+            _per_token(),
+            d_model=8,
+            d_kv=4,
+            d_ff=12,
+            num_layers=1,
+            num_heads=2,
+            vocab_size=WORDS,
+            feed_forward_proj="gated-gelu",
+            tie_word_embeddings=False,
+            use_cache=False,
+            decoder_start_token_id=0,
+        ),
     ]
 
 

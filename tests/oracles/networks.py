@@ -1,8 +1,10 @@
-"""Small networks twice: as a module, and written out as a function with every operation marked (see `frozen`).
+"""Small networks twice: as a module, and written out as a function with every operation marked (see
+`frozen`).
 
-What counts as a product, decided once (docs/method.md): weight × input of layers, γ × normalised input of norms, left ×
-right of a matrix or elementwise product. What does not: divisions, powers, a tensor times itself, activations, softmax,
-normalisation, pooling; and everything inside a module whose class name ends in `Norm`, except the product with its weight.
+What counts as a product, decided once (docs/method.md): weight × input of layers, γ × normalised
+input of norms, left × right of a matrix or elementwise product. What does not: divisions, powers, a
+tensor times itself, activations, softmax, normalisation, pooling; and everything inside a module
+whose class name ends in `Norm`, except the product with its weight.
 """
 
 import math
@@ -32,7 +34,7 @@ class Written:
     make_model: Callable[[], nn.Module]
     make_batch: Callable[[], Any]
     net: Callable[[P, Any, Plain], Tensor]
-    ordered: bool = True  # parameters are named in the order of the forward, each used once: the paper's terms are defined
+    ordered: bool = True  # parameters are named in the order of the forward, each used once
 
 
 def linear(p: P, name: str, x: Tensor) -> Tensor:
@@ -87,14 +89,20 @@ def mlp(activation: Callable[[Tensor], Tensor], *, bias: bool = True) -> tuple[C
 
 
 def between(
-    module: Callable[[Net, Tensor], Tensor], net: Callable[[P, Tensor, Plain], Tensor], width: int = 4, **parts: Any
+    module: Callable[[Net, Tensor], Tensor],
+    net: Callable[[P, Tensor, Plain], Tensor],
+    width: int = 4,
+    **parts: Any,
 ) -> tuple[Callable, Callable]:
     """Linear → something of width 4 → linear, where the something is given both ways; parts by factory."""
 
     def make() -> nn.Module:
         made = {name: factory() for name, factory in parts.items()}
         return Net(
-            lambda m, x: m.head(module(m, m.stem(x))), stem=nn.Linear(4, 4), **made, head=nn.Linear(width, CLASSES)
+            lambda m, x: m.head(module(m, m.stem(x))),
+            stem=nn.Linear(4, 4),
+            **made,
+            head=nn.Linear(width, CLASSES),
         )
 
     return make, lambda p, x, ops: linear(p, "head", net(p, linear(p, "stem", x), ops))
@@ -134,7 +142,9 @@ def inline_rms(_: Net, x: Tensor) -> Tensor:
 
 def inline_rms_net(_: P, x: Tensor, ops: Plain) -> Tensor:
     """x × rsqrt(...) is a product of two things that depend on θ; the power and the root are frozen."""
-    return ops.product(torch.mul, x, ops.frozen(lambda v: torch.rsqrt(v.pow(2).mean(-1, keepdim=True) + 1e-6), x))
+    return ops.product(
+        torch.mul, x, ops.frozen(lambda v: torch.rsqrt(v.pow(2).mean(-1, keepdim=True) + 1e-6), x)
+    )
 
 
 def only_frozen(f: Callable[[Tensor], Tensor]) -> Callable[[P, Tensor, Plain], Tensor]:
@@ -175,7 +185,9 @@ def residual_net(p: P, x: Tensor, ops: Plain, *, stats: dict[str, Tensor] | None
         if stats is None:
             return affine(p, name, ops.frozen(partial(standardised, dims=(0, 2, 3)), v), dim=1)
         mean, var = stats[f"{name}.running_mean"], stats[f"{name}.running_var"]
-        return affine(p, name, (v - mean.view(1, -1, 1, 1)) / (var.view(1, -1, 1, 1) + 1e-5).sqrt(), dim=1)
+        return affine(
+            p, name, (v - mean.view(1, -1, 1, 1)) / (var.view(1, -1, 1, 1) + 1e-5).sqrt(), dim=1
+        )
 
     x = ops.frozen(F.relu, norm("bn1", conv(p, "conv1", x, padding=1)))
     x = ops.frozen(F.relu, x + norm("bn2", conv(p, "conv2", x, padding=1)))
@@ -255,7 +267,9 @@ def channel_norms_net(p: P, x: Tensor, ops: Plain) -> Tensor:
 
     x = affine(p, "1", ops.frozen(grouped, conv(p, "0", x)), dim=1)
     x = conv(p, "3", ops.frozen(torch.tanh, x))
-    return linear(p, "6", affine(p, "4", ops.frozen(partial(standardised, dims=(2, 3)), x), dim=1).flatten(1))
+    return linear(
+        p, "6", affine(p, "4", ops.frozen(partial(standardised, dims=(2, 3)), x), dim=1).flatten(1)
+    )
 
 
 # --- attention and embeddings ----------------------------------------------------------------------------------------
@@ -375,7 +389,9 @@ def autoencoder_net(p: P, x: Tensor, ops: Plain) -> Tensor:
     return linear(p, "head", ops.frozen(F.relu, x @ p["weight"].T + p["bias"]) @ p["weight"])
 
 
-def _written(id: str, pair: tuple[Callable, Callable], batch: Callable[[], Any], **options: Any) -> Written:
+def _written(
+    id: str, pair: tuple[Callable, Callable], batch: Callable[[], Any], **options: Any
+) -> Written:
     make, net = pair
     train = options.pop("train", False)
     return Written(id, partial(built, make, train=train), batch, net, **options)
@@ -397,7 +413,9 @@ def _vectors() -> list[Written]:
             "layer-norm",
             between(
                 lambda m, x: m.norm(x),
-                lambda p, x, ops: affine(p, "norm", ops.frozen(partial(standardised, dims=(-1,)), x)),
+                lambda p, x, ops: affine(
+                    p, "norm", ops.frozen(partial(standardised, dims=(-1,)), x)
+                ),
                 norm=partial(nn.LayerNorm, 4),
             ),
         ),
@@ -412,11 +430,16 @@ def _vectors() -> list[Written]:
                 lambda p, x, ops: p["weight"] * ops.frozen(rms, x),
                 weight=lambda: nn.Parameter(torch.ones(4)),
             ),
+            ordered=False,
         ),
         case("hand-norm-pow", between(lambda m, x: m.norm(x), hand_norm_net, norm=hand)),
         case(
             "hand-norm-times-itself",
-            between(lambda m, x: m.norm(x), hand_norm_net, norm=partial(hand, square="times", order="last")),
+            between(
+                lambda m, x: m.norm(x),
+                hand_norm_net,
+                norm=partial(hand, square="times", order="last"),
+            ),
         ),
         case("rms-inline", between(inline_rms, inline_rms_net)),
         case("swiglu", between(lambda m, x: F.silu(m.gate(x)) * m.up(x), swiglu_net, **gate)),
@@ -448,13 +471,19 @@ def _vectors() -> list[Written]:
         ),
         case(
             "product-of-halves",
-            between(halves(torch.mul), lambda _, x, ops: ops.product(torch.mul, x[:, :2], x[:, 2:]), width=2),
+            between(
+                halves(torch.mul),
+                lambda _, x, ops: ops.product(torch.mul, x[:, :2], x[:, 2:]),
+                width=2,
+            ),
         ),
         case(
             "outer",
             between(
                 halves(lambda a, b: (a[:, :, None] * b[:, None, :]).flatten(1)),
-                lambda _, x, ops: ops.product(lambda a, b: torch.einsum("ni,nj->nij", a, b), x[:, :2], x[:, 2:]).flatten(1),
+                lambda _, x, ops: ops.product(
+                    lambda a, b: torch.einsum("ni,nj->nij", a, b), x[:, :2], x[:, 2:]
+                ).flatten(1),
             ),
         ),
         case(
@@ -468,12 +497,15 @@ def _vectors() -> list[Written]:
                 lambda p, x, ops: x + p["scale"] * ops.frozen(torch.tanh, x),
                 scale=lambda: nn.Parameter(torch.ones(4)),
             ),
+            ordered=False,
         ),
         case(
             "prelu",
             between(
                 lambda m, x: m.slope(x),
-                lambda p, x, ops: ops.frozen(F.relu, x) - p["slope.weight"] * ops.frozen(F.relu, -x),
+                lambda p, x, ops: (
+                    ops.frozen(F.relu, x) - p["slope.weight"] * ops.frozen(F.relu, -x)
+                ),
                 slope=partial(nn.PReLU, 4),
             ),
         ),
@@ -485,8 +517,66 @@ def _vectors() -> list[Written]:
                 width=2,
             ),
         ),
+        case(
+            "tensordot",
+            between(
+                halves(
+                    lambda a, b: torch.tensordot(a, b, dims=([0], [0])).flatten().expand(len(a), -1)
+                ),
+                lambda _, x, ops: ops.product(
+                    lambda a, b: (a.T @ b).flatten(), x[:, :2], x[:, 2:]
+                ).expand(len(x), -1),
+            ),
+        ),
+        case(
+            "einsum-of-three",
+            between(
+                lambda m, x: torch.einsum("ni,nj,ij->nj", x, m.other(x), m.form),
+                lambda p, x, _: (x @ p["form"]) * linear(p, "other", x),
+                other=partial(nn.Linear, 4, 4),
+                form=lambda: nn.Parameter(torch.randn(4, 4)),
+            ),
+            ordered=False,
+        ),
+        case(
+            "bilinear",
+            between(
+                lambda m, x: m.mix(torch.tanh(x), m.other(x)),
+                lambda p, x, ops: (
+                    torch.einsum(
+                        "ni,oij,nj->no",
+                        ops.frozen(torch.tanh, x),
+                        p["mix.weight"],
+                        linear(p, "other", x),
+                    )
+                    + p["mix.bias"]
+                ),
+                other=partial(nn.Linear, 4, 2),
+                mix=partial(nn.Bilinear, 4, 2, 4),
+            ),
+            ordered=False,
+        ),
+        case(
+            "baddbmm",
+            between(
+                lambda _, x: torch.baddbmm(
+                    x.view(-1, 2, 2), x.tanh().view(-1, 2, 2), x.view(-1, 2, 2), beta=0.5
+                ).flatten(1),
+                lambda _, x, ops: (
+                    0.5 * x
+                    + ops.product(
+                        torch.bmm, ops.frozen(torch.tanh, x).view(-1, 2, 2), x.view(-1, 2, 2)
+                    ).flatten(1)
+                ),
+            ),
+        ),
         case("autoencoder", (autoencoder, autoencoder_net), ordered=False),
-        _written("tied-embedding", (tied_embedding, tied_embedding_net), partial(tokens, 3), ordered=False),
+        _written(
+            "tied-embedding",
+            (tied_embedding, tied_embedding_net),
+            partial(tokens, 3),
+            ordered=False,
+        ),
     ]
 
 
@@ -520,7 +610,10 @@ def _attention() -> list[Written]:
         _written("attention-fused", (partial(transformer, sdpa), transformer_net), sequences),
         _written(
             "attention-causal",
-            (partial(transformer, partial(sdpa, is_causal=True)), partial(transformer_net, causal=True)),
+            (
+                partial(transformer, partial(sdpa, is_causal=True)),
+                partial(transformer_net, causal=True),
+            ),
             sequences,
         ),
         _written("multihead-attention", (packed_attention, packed_attention_net), sequences),

@@ -1,4 +1,4 @@
-"""Random small networks for hypothesis: blocks that keep (N, 4, 4, 4) images, then blocks that keep (N, 16, 4) tokens."""
+"""Random small networks: blocks that keep (N, 4, 4, 4) images, then blocks that keep (N, 16, 4)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,18 @@ from oracles.building import CLASSES, Net, built, images
 __all__ = ["Architecture", "architectures"]
 
 WIDTH = 4
-ACTIVATIONS = ("relu", "gelu", "silu", "tanh", "hardswish", "softplus", "leaky_relu", "elu", "mish", "sigmoid")
+ACTIVATIONS = (
+    "relu",
+    "gelu",
+    "silu",
+    "tanh",
+    "hardswish",
+    "softplus",
+    "leaky_relu",
+    "elu",
+    "mish",
+    "sigmoid",
+)
 IMAGE_NORMS = ("batch", "group", "instance", "layer", "plain")
 TOKEN_NORMS = ("layer", "rms", "plain")
 
@@ -51,7 +62,7 @@ class Architecture:
         return images(2, 2, 8, seed=self.seed)
 
 
-def image_block(block: Block) -> nn.Module:
+def image_block(block: Block) -> nn.Module:  # noqa: C901  one line per kind of block
     """A module that keeps (N, 4, 4, 4)."""
     match block:
         case ("conv", kernel, groups, bias):
@@ -76,9 +87,16 @@ def image_block(block: Block) -> nn.Module:
             return Net(lambda m, x: x + m.inner(x), inner=inner)
         case ("dense", blocks):
             inner = nn.Sequential(*map(image_block, blocks))
-            return Net(lambda m, x: m.fuse(torch.cat([x, m.inner(x)], 1)), inner=inner, fuse=nn.Conv2d(2 * WIDTH, WIDTH, 1))
+            return Net(
+                lambda m, x: m.fuse(torch.cat([x, m.inner(x)], 1)),
+                inner=inner,
+                fuse=nn.Conv2d(2 * WIDTH, WIDTH, 1),
+            )
         case ("gate",):
-            return Net(lambda m, x: x * torch.sigmoid(m.gate(x.mean((2, 3), keepdim=True))), gate=nn.Conv2d(WIDTH, WIDTH, 1))
+            return Net(
+                lambda m, x: x * torch.sigmoid(m.gate(x.mean((2, 3), keepdim=True))),
+                gate=nn.Conv2d(WIDTH, WIDTH, 1),
+            )
     raise ValueError(block)
 
 
@@ -141,7 +159,9 @@ def architectures() -> st.SearchStrategy[Architecture]:
     """Up to three image blocks and two token blocks."""
     act = st.tuples(st.just("activation"), st.sampled_from(ACTIVATIONS))
     image = st.one_of(
-        st.tuples(st.just("conv"), st.sampled_from((1, 3)), st.sampled_from((1, 2, 4)), st.booleans()),
+        st.tuples(
+            st.just("conv"), st.sampled_from((1, 3)), st.sampled_from((1, 2, 4)), st.booleans()
+        ),
         act,
         st.tuples(st.just("norm"), st.sampled_from(IMAGE_NORMS)),
         st.tuples(st.just("up-down"), st.sampled_from(("max", "mean"))),
@@ -154,8 +174,12 @@ def architectures() -> st.SearchStrategy[Architecture]:
         st.tuples(st.just("attention"), st.sampled_from((1, 2)), st.booleans(), st.booleans()),
         st.tuples(st.just("gated"), st.sampled_from(ACTIVATIONS)),
     )
-    nested_image = image | st.tuples(st.sampled_from(("residual", "dense")), st.lists(image, min_size=1, max_size=3).map(tuple))
-    nested_token = token | st.tuples(st.just("residual"), st.lists(token, min_size=1, max_size=3).map(tuple))
+    nested_image = image | st.tuples(
+        st.sampled_from(("residual", "dense")), st.lists(image, min_size=1, max_size=3).map(tuple)
+    )
+    nested_token = token | st.tuples(
+        st.just("residual"), st.lists(token, min_size=1, max_size=3).map(tuple)
+    )
     return st.builds(
         Architecture,
         st.lists(nested_image, max_size=3).map(tuple),

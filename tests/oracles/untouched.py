@@ -20,7 +20,10 @@ class Snapshot:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.tensors = {name: (t, t.detach().clone()) for name, t in _tensors(model).items()}
-        self.grads = {name: (p.grad, None if p.grad is None else p.grad.clone()) for name, p in model.named_parameters()}
+        self.grads = {
+            name: (p.grad, None if p.grad is None else p.grad.clone())
+            for name, p in model.named_parameters()
+        }
         self.flags = _flags(model)
         self.world = _world()
         self.rng = torch.get_rng_state()
@@ -30,13 +33,19 @@ class Snapshot:
         """Raise on the first thing that is not as it was."""
         for name, (tensor, value) in self.tensors.items():
             assert _tensors(self.model).get(name) is tensor, f"{name} is another tensor"
-            torch.testing.assert_close(tensor.detach(), value, rtol=0, atol=0, equal_nan=True, msg=f"{name} changed")
-        assert set(_tensors(self.model)) == set(self.tensors), "parameters or buffers were added or removed"
+            torch.testing.assert_close(
+                tensor.detach(), value, rtol=0, atol=0, equal_nan=True, msg=f"{name} changed"
+            )
+        assert set(_tensors(self.model)) == set(self.tensors), (
+            "parameters or buffers were added or removed"
+        )
         for name, parameter in self.model.named_parameters():
             grad, value = self.grads[name]
             assert parameter.grad is grad, f"the grad of {name} was replaced"
             if grad is not None:
-                torch.testing.assert_close(grad, value, rtol=0, atol=0, msg=f"the grad of {name} changed")
+                torch.testing.assert_close(
+                    grad, value, rtol=0, atol=0, msg=f"the grad of {name} changed"
+                )
         _assert_same(_flags(self.model), self.flags)
         _assert_same(_world(), self.world)
         assert torch.equal(torch.get_rng_state(), self.rng), "torch's RNG moved"
@@ -60,7 +69,9 @@ def _flags(model: nn.Module) -> dict[str, Any]:
     for name, tensor in _tensors(model).items():
         flags[f"{name} requires_grad"] = tensor.requires_grad
         flags[f"{name} tensor hooks"] = len(getattr(tensor, "_backward_hooks", None) or ())
-        flags[f"{name} accumulate hooks"] = len(getattr(tensor, "_post_accumulate_grad_hooks", None) or ())
+        flags[f"{name} accumulate hooks"] = len(
+            getattr(tensor, "_post_accumulate_grad_hooks", None) or ()
+        )
         flags[f"{name} attributes"] = sorted(vars(tensor))
     return flags
 
@@ -90,10 +101,20 @@ def _world() -> dict[str, Any]:
         "mkldnn": torch.backends.mkldnn.enabled,
         "saved tensor hooks": torch._C._autograd._saved_tensors_hooks_is_enabled(),
         "dual level": torch.autograd.forward_ad._current_level,
-        "tensor methods": {name: id(value) for name, value in vars(torch.Tensor).items() if callable(value)},
+        "tensor methods": {
+            name: id(value) for name, value in vars(torch.Tensor).items() if callable(value)
+        },
         "functions": {name: id(value) for name, value in vars(F).items() if callable(value)},
-        "torch functions": {name: id(vars(torch)[name]) for name in ("matmul", "einsum", "softmax", "compile", "vmap")},
-        "backward": (id(torch.autograd.grad), id(torch.autograd.backward), id(nn.Module.__call__), id(nn.Module.forward)),
+        "torch functions": {
+            name: id(vars(torch)[name])
+            for name in ("matmul", "einsum", "softmax", "compile", "vmap")
+        },
+        "backward": (
+            id(torch.autograd.grad),
+            id(torch.autograd.backward),
+            id(nn.Module.__call__),
+            id(nn.Module.forward),
+        ),
         "checkpoint": id(torch.utils.checkpoint.checkpoint),
     }
 

@@ -2,6 +2,7 @@
 
 - `_weight_norm` (the old `torch.nn.utils.weight_norm`): its double backward is not the derivative of its backward.
 - `hardsigmoid`: its backward has no derivative, not even by the adjoint it is linear in.
+- `embedding_bag`: its backward has no derivative either.
 - `embedding` with a padding row: the row's gradient is dropped by convention, so the Jacobian of the gradient is not symmetric and
   double backward gives its transpose. It is run without the convention, and the row is dropped from the result.
 """
@@ -28,7 +29,34 @@ def _hardsigmoid(x: Tensor) -> Tensor:
     return torch.clamp(x / 6 + 0.5, 0, 1)
 
 
-EQUAL: dict[str, Callable[..., Any]] = {"_weight_norm": _weight_norm, "hardsigmoid": _hardsigmoid}
+def _embedding_bag(
+    weight: Tensor, indices: Tensor, offsets: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
+    """Look-ups, then sums (mode 0), means (1) or maxima (2) over bags."""
+    _, mode, _, by_sample, _, padding = [*rest, *(False, 0, False, None, False, None)[len(rest) :]]
+    _, bag_of, *others = torch.embedding_bag(weight.detach(), indices, offsets, *rest)
+    num_bags = others[0].numel() if mode else len(offsets)
+    rows = weight[indices]
+    counted = torch.ones_like(rows[:, :1]) if padding in (None, -1) else (indices != padding)[:, None]
+    rows = rows if by_sample is None else rows * by_sample[:, None]
+    bag_of = torch.bucketize(torch.arange(len(indices), device=offsets.device), offsets, right=True) - 1
+    if mode == 2:
+        start = torch.full((num_bags, weight.shape[1]), float("-inf"), dtype=rows.dtype)
+        at = bag_of[:, None].expand_as(rows)
+        return start.scatter_reduce(0, at, rows, "amax"), bag_of, *others
+    start = torch.zeros(num_bags, weight.shape[1], dtype=rows.dtype, device=rows.device)
+    total = start.index_add(0, bag_of, rows * counted)
+    if mode == 1:
+        sizes = start[:, :1].index_add(0, bag_of, counted.to(rows.dtype))
+        total = total / sizes.clamp(min=1)
+    return total, bag_of, *others
+
+
+EQUAL: dict[str, Callable[..., Any]] = {
+    "_weight_norm": _weight_norm,
+    "embedding_bag": _embedding_bag,
+    "hardsigmoid": _hardsigmoid,
+}
 
 
 class PaddingRows:
@@ -80,4 +108,4 @@ class Corrections(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-_PYTHON = frozenset({"embedding", "hardsigmoid", "multi_head_attention_forward"})
+_PYTHON = frozenset({"embedding", "embedding_bag", "hardsigmoid", "multi_head_attention_forward"})

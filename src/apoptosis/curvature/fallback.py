@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from apoptosis.curvature.adjoints import adjoint
+from apoptosis.curvature.adjoints import Saved, adjoint
 from apoptosis.curvature.duals import Dual
 from apoptosis.curvature.rules import duals_in, values_of
 from apoptosis.curvature.rules_linear import apply_linear
@@ -136,8 +136,7 @@ class _Generic(torch.autograd.Function):
 
     @staticmethod
     @adjoint
-    def backward(ctx: Any, *adjoints: Tensor | None) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
+    def backward(ctx: Any, saved: Saved, *adjoints: Tensor | None) -> tuple[Tensor | None, ...]:
         xs, tangents = saved[: len(saved) // 2], saved[len(saved) // 2 :]
         half = len(adjoints) // 2
         on_values, on_tangents = adjoints[:half], adjoints[half:]

@@ -172,7 +172,8 @@ class Interceptor(TorchFunctionMode):
             first = args[0]
             if isinstance(first, Dual) and self._is_aliased(target, tensor, record):
                 # What the rule saves must not be overwritten by the copy below.
-                first = Dual(first.value.clone(), first.tangent, first.weight)
+                tangent = None if first.tangent is None else first.tangent.clone()
+                first = Dual(first.value.clone(), tangent, first.weight)
             result = lift(self.operate(call, functional, (first, *args[1:]), kwargs))
         return self._assign(target, result, weight=weight)
 
@@ -300,6 +301,7 @@ def contained(model: nn.Module) -> Iterator[None]:
         stack.enter_context(torch.random.fork_rng(devices=sorted(d.index or 0 for d in devices)))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_followable_checkpoints())
+        stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         yield
 

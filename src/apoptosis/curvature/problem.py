@@ -256,10 +256,15 @@ def start_backward(
 
 
 def _check_loss(loss: Tensor) -> float:
+    if not isinstance(loss, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise LossError(
+            f"The task's loss is a {type(loss).__name__}; it must be a scalar tensor that depends on the outputs. "
+            "Return the tensor itself, not loss.item()."
+        )
     if loss.numel() != 1:
         raise LossError(
-            f"The task's loss has shape {tuple(loss.shape)}; it must be one number, the mean over the batch. "
-            "Use reduction='mean'."
+            f"The task's loss is no scalar but has shape {tuple(loss.shape)}. It must be the mean over the batch: use "
+            "reduction='mean'."
         )
     if not loss.requires_grad:
         raise LossError(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apoptosis.curvature.adjoints import adjoint
+from apoptosis.curvature.adjoints import Saved, adjoint
 from apoptosis.curvature.duals import Dual, lift
 from apoptosis.curvature.rules import inputs, keep, sample, tangent_rule
 from apoptosis.curvature.rules_linear import add, apply_linear, masked_fill
@@ -39,9 +39,9 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     @adjoint
     def backward(
-        ctx: Any, on_value: Tensor | None, on_tangent: Tensor | None
+        ctx: Any, saved: Saved, on_value: Tensor | None, on_tangent: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        s, tangent = ctx.saved_tensors
+        s, tangent = saved
         dim = ctx.dim
         to_tangent = None if on_tangent is None else _pull(on_tangent, s, dim)
         if tangent is not None and on_tangent is not None:

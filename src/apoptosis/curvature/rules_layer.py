@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from apoptosis.curvature.adjoints import adjoint
+from apoptosis.curvature.adjoints import Saved, adjoint
 from apoptosis.curvature.duals import Dual, add_tangents, lift, same_data
 from apoptosis.curvature.rules import Sample, inputs, keep, sample, tangent_rule
 from apoptosis.curvature.stacking import halves, stack_of
@@ -151,8 +151,8 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     @adjoint
-    def backward(ctx: Any, *adjoints: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, tangent, weight = ctx.saved_tensors
+    def backward(ctx: Any, saved: Saved, *adjoints: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, tangent, weight = saved
         needs = dict(zip(_NAMES, ctx.needs_input_grad[2:], strict=True))
         found = _Adjoints(ctx.products, ctx.kept, x, tangent, weight)
         found.run(*adjoints, needs=needs)

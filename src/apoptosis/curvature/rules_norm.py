@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apoptosis.curvature.adjoints import adjoint
+from apoptosis.curvature.adjoints import Saved, adjoint
 from apoptosis.curvature.duals import Dual, lift, same_data
 from apoptosis.curvature.rules import inputs, sample, tangent_rule
 from apoptosis.curvature.rules_linear import add
@@ -57,13 +57,15 @@ class _FixedNorm(torch.autograd.Function):
         y = torch.batch_norm(x, weight, bias, mean, variance, False, 0.0, eps, True)
         if tangent is None:
             return y, y.clone()
-        scale = (weight * torch.rsqrt(variance + eps)).to(x.dtype)
+        scale = (weight * torch.rsqrt(variance + eps)).to(y.dtype)
         return y, torch.addcmul(y, tangent, scale.view(-1, *(1,) * (x.dim() - 2)))
 
     @staticmethod
     @adjoint
-    def backward(ctx: Any, on_value: Tensor | None, on_tangent: Tensor | None) -> MaybeTensors:
-        x, tangent, weight = ctx.saved_tensors
+    def backward(
+        ctx: Any, saved: Saved, on_value: Tensor | None, on_tangent: Tensor | None
+    ) -> MaybeTensors:
+        x, tangent, weight = saved
         mean, variance, eps = ctx.statistics
         _, _, _, needs_tangent, *needs = ctx.needs_input_grad
         to_x = to_tangent = to_weight = to_bias = gradient = bias_gradient = None
@@ -131,8 +133,10 @@ class _LayerNorm(torch.autograd.Function):
 
     @staticmethod
     @adjoint
-    def backward(ctx: Any, on_value: Tensor | None, on_tangent: Tensor | None) -> MaybeTensors:
-        x, mean, rstd, weight, bias, moved, along = ctx.saved_tensors
+    def backward(
+        ctx: Any, saved: Saved, on_value: Tensor | None, on_tangent: Tensor | None
+    ) -> MaybeTensors:
+        x, mean, rstd, weight, bias, moved, along = saved
         shape, kept = ctx.shape, ctx.kept
         _, _, _, needs_tangent, *needs = ctx.needs_input_grad
         to_x = to_tangent = to_weight = to_bias = gradient = bias_gradient = None
@@ -206,8 +210,10 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     @adjoint
-    def backward(ctx: Any, on_value: Tensor | None, on_tangent: Tensor | None) -> MaybeTensors:
-        n, rstd, moved, along = ctx.saved_tensors
+    def backward(
+        ctx: Any, saved: Saved, on_value: Tensor | None, on_tangent: Tensor | None
+    ) -> MaybeTensors:
+        n, rstd, moved, along = saved
         to_x = to_tangent = None
         if on_value is not None:
             to_x = _jacobian(on_value, n, rstd, centred=ctx.centred)
@@ -284,7 +290,7 @@ def batch_norm(
         n = _normalise(kept, _map(x, lambda t: t.transpose(0, 1).reshape(t.shape[1], -1)), eps)
         n = _map(n, lambda t: t.view(flipped.shape).transpose(0, 1))
         return _affine(kept, n, weight, bias, channels)
-    if bias is not None and _follows(weight, bias) and running_mean.dtype == x.value.dtype:
+    if bias is not None and _follows(weight, bias):
         w, b = lift(weight), lift(bias)
         statistics = (running_mean, running_var, eps)
         return Dual(
@@ -321,6 +327,10 @@ def layer_norm(
 ) -> Dual:
     """γ·n + β over the last dimensions."""
     x, shape = lift(x), list(normalized_shape)
+    if weight is not None and (dtype := lift(weight).value.dtype) != x.value.dtype:
+        # Half-precision activations under autocast with float32 weights: the kernels want one dtype.
+        wide = layer_norm(kept, _map(x, lambda t: t.to(dtype)), shape, weight, bias, eps)
+        return _map(wide, lambda t: t.to(x.value.dtype))
     if weight is not None and _follows(weight, bias) and x.value.dim() > len(shape):
         w = lift(weight)
         b = Dual(None) if bias is None else lift(bias)  # pyright: ignore[reportArgumentType]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apoptosis.curvature.adjoints import adjoint
+from apoptosis.curvature.adjoints import Saved, adjoint
 from apoptosis.curvature.duals import Dual, add_tangents, lift
 from apoptosis.curvature.rules import (
     Rule,
@@ -76,14 +76,14 @@ class _Pointwise(torch.autograd.Function):
 
     @staticmethod
     @adjoint
-    def backward(ctx: Any, *adjoints: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, saved: Saved, *adjoints: Tensor | None) -> tuple[Tensor | None, ...]:
         on_value, on_tangent = adjoints
-        saved, tangent = ctx.saved_tensors
+        x, tangent = saved
         slope, bend, options = ctx.activation.slope, ctx.activation.bend, ctx.options
-        to_value = None if on_value is None else slope(on_value, saved, *options)
-        to_tangent = None if on_tangent is None else slope(on_tangent, saved, *options)
+        to_value = None if on_value is None else slope(on_value, x, *options)
+        to_tangent = None if on_tangent is None else slope(on_tangent, x, *options)
         if tangent is not None and on_tangent is not None:
-            curved = bend(saved, *options).mul_(tangent).mul_(on_tangent)
+            curved = bend(x, *options).mul_(tangent).mul_(on_tangent)
             to_value = curved if to_value is None else curved.add_(to_value)
         return None, None, None, to_value, to_tangent
 

@@ -84,7 +84,7 @@ def div(kept: Switches, x: Any, other: Any, *, rounding_mode: str | None = None)
         sample("bii->b", inputs((2, 3, 3))[0]),
     ],
 )
-def einsum(kept: Switches, equation: str, *operands: Any) -> Dual:
+def einsum(kept: Switches, equation: str, *operands: Any, path: Any = None) -> Dual:  # noqa: ARG001
     """The sum over operands of the same contraction with that operand's tangent."""
     if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
         operands = tuple(operands[0])
