@@ -16,8 +16,8 @@ Memory is the peak above what was there before, less the bytes of what the call 
 Everything `curvature_product` does is counted, its checks of input and result as well.
 
 `error` is the relative distance to double backward (hessian) or to curvlinops (ggn), in the precision of the run.
-curvlinops' Hessian is off by percents on networks with LayerNorm (torch 2.13; double backward agrees with finite
-differences there): it differentiates torch's forward-mode derivative of the norm, which loses a part.
+curvlinops' Hessian is off by percents on networks with LayerNorm: it is `jvp` of `jacrev`, which torch 2.13 gets wrong
+there, where `jvp` of `grad` and double backward agree with finite differences.
 On a machine that others use too, set OMP_WAIT_POLICY=passive: threads that spin while they wait make all rows slow.
 
     python benchmarks/cost.py --device cpu --peers
@@ -252,7 +252,7 @@ def timed(case: Case, method: Method) -> float:
 
 
 def measure_memory(case: Case, method: Method, row: Row) -> Any:
-    """Note peak above the start, bytes of the result, and what stays behind besides it; return the result."""
+    """Note the peak above the start, the result's bytes and what stays behind besides; return the result."""
     gc.collect()
     if case.device == "cpu":
         row.peak_bytes, end, result = trace_memory(method)
@@ -271,7 +271,7 @@ def measure_memory(case: Case, method: Method, row: Row) -> Any:
 
 
 def trace_memory(method: Method) -> tuple[int, int, Any]:
-    """Peak and end bytes, and the result, of a call on the CPU: the running sum of what the allocator gave and took back.
+    """Peak, end and result of a call on the CPU, in the running sum of what the allocator gave and took back.
 
     Work space that the kernels' own libraries allocate for themselves is not seen.
     """

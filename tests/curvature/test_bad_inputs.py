@@ -86,13 +86,13 @@ def test_batches_without_samples(path):
 @pytest.mark.parametrize("path", PATHS)
 def test_batch_on_another_device(path):
     x, y = rows()
-    refused(path, DataError, "on meta.*on cpu", lived_in(), [(x.to("meta"), y.to("meta"))])
+    refused(path, DataError, "meta.*on cpu", lived_in(), [(x.to("meta"), y.to("meta"))])
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_second_batch_is_bad(path):
     x, y = rows()
-    refused(path, DataError, "on meta.*on cpu", lived_in(), [(x, y), (x.to("meta"), y)])
+    refused(path, DataError, "meta.*on cpu", lived_in(), [(x, y), (x.to("meta"), y)])
 
 
 @pytest.mark.parametrize("path", PATHS)

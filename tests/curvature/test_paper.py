@@ -41,10 +41,11 @@ def _weights(z):
 
 
 def bias_free(num_layers):
-    layers = []
-    for _ in range(num_layers - 1):
-        layers += [nn.Linear(4, 4, bias=False), nn.ReLU()]
-    return built(lambda: nn.Sequential(*layers, nn.Linear(4, CLASSES, bias=False)))
+    def make():
+        hidden = [(nn.Linear(4, 4, bias=False), nn.ReLU()) for _ in range(num_layers - 1)]
+        return nn.Sequential(*itertools.chain(*hidden), nn.Linear(4, CLASSES, bias=False))
+
+    return built(make)
 
 
 def size(product):
@@ -355,16 +356,20 @@ def test_for_a_loss_linear_in_logits_connectivity_is_the_hessian():
 
 def test_linearising_at_the_tangent_is_caught():
     """D 27: the published scorer takes ReLU's mask from the tangent; with biases that is another product."""
-    layers = (nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, CLASSES))
-    model, (x, y) = built(lambda: nn.Sequential(*layers)), rows(12)
+    model, (x, y) = built(_wide_mlp), rows(12)
     with torch.no_grad():
-        model[0].bias.copy_(torch.linspace(-1, 1, 6))
-        model[2].bias.copy_(torch.linspace(0.6, -0.6, 6))
+        model[2].bias.copy_(torch.linspace(2, -2, 6))
     right = layer_tangents(model, (x, y))["4.weight"]
     got = _chain_tangent(model, x, at_tangent=False)
     torch.testing.assert_close(right, got, rtol=1e-12, atol=1e-13)
     wrong = _chain_tangent(model, x, at_tangent=True)
     assert (wrong - right).norm() > 0.05 * right.norm()
+
+
+def _wide_mlp():
+    return nn.Sequential(
+        nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, CLASSES)
+    )
 
 
 def _chain_tangent(model, x, *, at_tangent):

@@ -26,7 +26,7 @@ from apoptosis.progress import track
 from apoptosis.task import Batch, Task
 
 if TYPE_CHECKING:
-    from apoptosis.criteria import Scores
+    from apoptosis.criteria.scores import Scores
 
 __all__ = ["channel_scores", "masking_truth", "spearman"]
 

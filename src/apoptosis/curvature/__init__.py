@@ -2,7 +2,7 @@
 
 Start with `product.curvature_product`, the fast path, and `switches`, which says what the four kinds are. `reference` computes the
 same in another, slower way and is what the fast path is tested against; `paper` splits the paper's product into its
-terms. Below them: `tangents` (the mode that carries tangents through a forward), `rules*` (one entry per operation),
+terms, `diagonal` and `gradient` are for the criteria that need no more. Below them: `tangents` (the mode that carries tangents through a forward), `rules*` (one entry per operation),
 `fallback` (every other operation), `interception`, `calls` and `duals` (how operations and tensors are recognised).
 
 This room knows models, batches and tasks; it knows nothing of scores, neurons or pruning.
@@ -17,6 +17,8 @@ from apoptosis.curvature import (  # noqa: F401 - importing a family registers i
     rules_product,
     rules_select,
 )
+from apoptosis.curvature.diagonal import curvature_diagonal
+from apoptosis.curvature.gradient import fisher_diagonal, mean_gradient
 from apoptosis.curvature.paper import PaperTerms, layer_tangents, paper_terms
 from apoptosis.curvature.problem import Curvature
 from apoptosis.curvature.product import curvature_product
@@ -29,8 +31,11 @@ __all__ = [
     "RULES",
     "Curvature",
     "PaperTerms",
+    "curvature_diagonal",
     "curvature_product",
+    "fisher_diagonal",
     "layer_tangents",
+    "mean_gradient",
     "paper_terms",
     "reference_product",
 ]

@@ -126,7 +126,7 @@ def mean_over(
     """Run `one_pass` over all data in pieces and average."""
     total = _Total(problem)
     devices = {p.device for p in problem.model.parameters()}
-    for batch in track(batches, f"curvature ({problem.kind.name})"):
+    for batch in track(batches, problem.kind.name):
         for piece in _pieces(batch, task, micro_batch):
             count = task.count(piece)
             if count == 0:

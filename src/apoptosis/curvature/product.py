@@ -77,11 +77,12 @@ def run(
     """The mean of the fast pass over all data."""
     with contained(problem.model):
         return mean_over(
-            problem, batches, task, lambda batch: _one_pass(problem, task, batch), micro_batch
+            problem, batches, task, lambda batch: one_pass(problem, task, batch), micro_batch
         )
 
 
-def _one_pass(problem: Problem, task: Task, batch: Batch) -> Pass:
+def one_pass(problem: Problem, task: Task, batch: Batch) -> Pass:
+    """The product for one piece of data: a forward with tangents and a backward."""
     parameters = problem.parameters
     tangents = _tangents(problem)
     mode = TangentMode(ledger_of(problem, tangents), problem.kind.kept)

@@ -11,8 +11,7 @@ torch's obvious route, `grad` of `jvp`, is silently wrong on norms. Double backw
 differentiates twice wrongly or not at all; they are replaced by equal ones (`corrections`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from apoptosis.curvature.corrections import Corrections, PaddingRows
 from apoptosis.curvature.duals import Ledger
+from apoptosis.curvature.gradient import buffers_restored
 from apoptosis.curvature.interception import contained
 from apoptosis.curvature.linearisation import LinearisingMode
 from apoptosis.curvature.problem import Curvature, Pass, Problem, mean_over, pose, start_backward
@@ -43,7 +43,7 @@ def reference_product(
     """What `curvature_product` computes, by double backward. For checking, and for models that hide derivatives from it."""
     task = task or Task.classification()
     problem = pose(model, direction, find_kind(kind), wants_gradient=gradient)
-    with contained(model), _buffers_restored(model), sdpa_kernel(SDPBackend.MATH):
+    with contained(model), buffers_restored(model), sdpa_kernel(SDPBackend.MATH):
         return mean_over(problem, batches, task, lambda batch: _one_pass(problem, task, batch))
 
 
@@ -141,15 +141,3 @@ def _add(a: list[Tensor | None], b: list[Tensor | None]) -> list[Tensor | None]:
     return [
         y if x is None else x if y is None else x + y for x, y in zip(a, b, strict=True)
     ]
-
-
-@contextmanager
-def _buffers_restored(model: nn.Module) -> Iterator[None]:
-    saved = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, copy in saved:
-                if not torch.equal(buffer, copy):
-                    buffer.copy_(copy)
