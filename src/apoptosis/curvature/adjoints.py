@@ -1,13 +1,18 @@
-"""How the rules' backwards run: once, and unseen by the mode that is on while checkpointed blocks run again."""
+"""How the rules remember and run backward.
+
+Backwards run once, and unseen by the mode that is on while checkpointed blocks run again. What is remembered is remembered detached: the
+tensor object itself carries its record and so its tangent, which would stay in memory although the rule has no use for it.
+"""
 
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["Saved", "adjoint"]
+__all__ = ["Saved", "adjoint", "save"]
 
 Saved: TypeAlias = tuple[Any, ...]
 
@@ -22,3 +27,8 @@ def adjoint(backward: Callable[..., Any]) -> Callable[..., Any]:
             return backward(ctx, saved, *adjoints)
 
     return once_differentiable(unseen)
+
+
+def save(ctx: Any, *tensors: Tensor | None) -> None:
+    """Remember tensors for the backward, without the tangents that hang on them."""
+    ctx.save_for_backward(*(None if t is None else t.detach() for t in tensors))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from apoptosis.curvature.adjoints import Saved, adjoint
+from apoptosis.curvature.adjoints import Saved, adjoint, save
 from apoptosis.curvature.duals import Dual
 from apoptosis.curvature.rules import duals_in, values_of
 from apoptosis.curvature.rules_linear import apply_linear
@@ -128,7 +128,7 @@ class _Generic(torch.autograd.Function):
         xs, tangents = list(flat[: len(flat) // 2]), list(flat[len(flat) // 2 :])
         ctx.kept, ctx.again = kept, again
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*flat)
+        save(ctx, *flat)
         again.rng = torch.get_rng_state()
         values, moved = _push_forward(again, xs, tangents)
         again.template = _detached(again.template)

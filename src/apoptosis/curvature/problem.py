@@ -4,6 +4,7 @@ A `Problem` is a model with the parameters that count and a direction δ for the
 for all data is the mean weighted by `task.count`, so it does not depend on how the data are cut.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -103,17 +104,29 @@ def _check_direction(
             f"({known}, ...). Use the names of model.named_parameters(); a name left out means 0 there."
         )
     for name, delta in direction.items():
+        if not isinstance(delta, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise DirectionError(f"The direction for {name!r} is a {type(delta).__name__}; it must be a tensor.")
         if delta.shape != parameters[name].shape:
             raise DirectionError(
                 f"The direction for {name!r} has shape {tuple(delta.shape)}, the parameter {tuple(parameters[name].shape)}. "
                 "Both must be equal."
             )
-        if not torch.isfinite(delta).all():
+    given = [delta for delta in direction.values() if delta.numel()]
+    for name, value in zip(direction, _largest(given), strict=False):
+        if not math.isfinite(value):
             raise DirectionError(f"The direction for {name!r} holds NaN or infinity. Its entries must be finite.")
     return {
         name: direction[name].detach().to(p.device, p.dtype) if name in direction else None
         for name, p in parameters.items()
     }
+
+
+def _largest(tensors: list[Tensor]) -> list[float]:
+    """The largest magnitude of each, NaN if it holds one; one transfer from the device for all."""
+    if not tensors:
+        return []
+    norms = torch._foreach_norm([t.detach() for t in tensors], float("inf"))
+    return torch.stack([norm.double().to(norms[0].device) for norm in norms]).tolist()
 
 
 def mean_over(
@@ -154,7 +167,7 @@ def _check_devices(batch: Batch, devices: set[torch.device]) -> None:
 
 
 class _Total:
-    """Sums over pieces, in float32 or better."""
+    """Running means over pieces, in float32 or better."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -176,14 +189,17 @@ class _Total:
     def _accumulate(
         self, totals: Tensors, parts: Mapping[str, Tensor | None], count: int
     ) -> None:
+        share = count / self.count
         for name, part in parts.items():
             if part is None:
-                continue
-            if name in totals:
-                totals[name].add_(part, alpha=count)
+                if name in totals:
+                    totals[name].mul_(1 - share)
+            elif name in totals:
+                totals[name].lerp_(part.to(totals[name].dtype), share)
             else:
-                wide = torch.promote_types(part.dtype, torch.float32)
-                totals[name] = part.to(wide) * count
+                wide = part.to(torch.promote_types(part.dtype, torch.float32))
+                # autograd's own tensor where it can be kept: results are as large as the model
+                totals[name] = wide if share == 1 and wide.is_contiguous() else wide * share
 
     def mean(self) -> Curvature:
         if self.count == 0:
@@ -206,19 +222,19 @@ class _Total:
     def _complete(self, totals: Tensors) -> Tensors:
         made: Tensors = {}
         for name, p in self.problem.parameters.items():
-            if name in totals:
-                made[name] = totals[name].div_(self.count)
-            else:
-                made[name] = torch.zeros_like(
-                    p, dtype=torch.promote_types(p.dtype, torch.float32), requires_grad=False
-                )
+            if name not in totals:
+                dtype = torch.promote_types(p.dtype, torch.float32)
+                totals[name] = torch.zeros_like(p, dtype=dtype, requires_grad=False)
+            made[name] = totals[name]
         return made
 
     def _check_finite(self) -> None:
-        # One transfer for all, not one per parameter.
-        worst = {name: tensor.abs().amax() for name, tensor in self.product.items() if tensor.numel()}
-        if worst and not bool(torch.isfinite(torch.stack([v.float() for v in worst.values()])).all()):
-            bad = [name for name, value in worst.items() if not torch.isfinite(value)]
+        names = [name for name, tensor in self.product.items() if tensor.numel()]
+        if not names:
+            return
+        largest = _largest([self.product[name] for name in names])
+        if not all(map(math.isfinite, largest)):
+            bad = [n for n, value in zip(names, largest, strict=True) if not math.isfinite(value)]
             raise NonFiniteError(
                 f"The loss is finite ({self.loss / self.count:.4g}) but the curvature product of {bad[0]!r} (and {len(bad) - 1} "
                 "more) is not: a derivative overflowed, or an operation has none at this point (sqrt or norm at 0). Try "
@@ -272,7 +288,7 @@ def _check_loss(loss: Tensor) -> float:
             "Use a differentiable loss."
         )
     value = loss.item()
-    if value != value or value in (float("inf"), float("-inf")):
+    if not math.isfinite(value):
         raise NonFiniteError(
             f"The loss of a batch is {value}. Scores of such a batch mean nothing: check its inputs and labels for NaN, and the "
             "model's weights; in half precision try float32."

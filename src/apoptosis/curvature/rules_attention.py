@@ -5,7 +5,8 @@ sum to 0. (Algorithm 1 of the paper prints softmax(â), which is no derivative.)
 
     ∇ₐ ⟨B, J(a) â⟩ = J(B·â − B·⟨S, â⟩ − â·⟨B, S⟩).
 
-Attention is two products with a softmax between: q·k and S·v count as products.
+Attention is two products with a softmax between: q·k and S·v count as products. The common case is one operation (`attention`); masks
+that are learnt and dropout take it apart.
 """
 
 from typing import Any
@@ -13,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apoptosis.curvature.adjoints import Saved, adjoint
+from apoptosis.curvature.adjoints import Saved, adjoint, save
+from apoptosis.curvature.attention import fused_attention, is_fusable
 from apoptosis.curvature.duals import Dual, lift
 from apoptosis.curvature.rules import inputs, keep, sample, tangent_rule
 from apoptosis.curvature.rules_linear import add, apply_linear, masked_fill
@@ -33,7 +35,7 @@ class _Softmax(torch.autograd.Function):
         ctx.dim = dim
         ctx.set_materialize_grads(False)
         s = torch.softmax(x, dim)
-        ctx.save_for_backward(s, tangent if kept.curved else None)
+        save(ctx, s, tangent if kept.curved else None)
         return s, _pull(tangent, s, dim)
 
     @staticmethod
@@ -121,30 +123,29 @@ def attention(
         repeats = q.value.shape[-3] // k.value.shape[-3]
         k, v = (_map(x, lambda t: t.repeat_interleave(repeats, -3)) for x in (k, v))
     factor = q.value.shape[-1] ** -0.5 if scale is None else scale
-    scores = bilinear(
-        kept, torch.matmul, _map(q, lambda t: t * factor), _map(k, lambda t: t.mT)
-    )
-    blind = None
+    mask = attn_mask
     if is_causal:
-        rows, columns = scores.value.shape[-2:]
-        allowed = torch.ones(rows, columns, dtype=torch.bool, device=scores.value.device).tril()
-        scores = masked_fill(kept, scores, ~allowed, float("-inf"))
-    if isinstance(attn_mask, Tensor) and attn_mask.dtype == torch.bool:
-        scores = masked_fill(kept, scores, ~attn_mask, float("-inf"))
-        blind = ~attn_mask.any(-1, keepdim=True)
-    elif attn_mask is not None:
-        scores = add(kept, scores, attn_mask)
-        mask = lift(attn_mask).value
-        blind = (mask == float("-inf")).all(-1, keepdim=True)
-    weights = _attend(kept, scores, blind)
+        rows, columns = q.value.shape[-2], k.value.shape[-2]
+        mask = torch.ones(rows, columns, dtype=torch.bool, device=q.value.device).tril()
+    if dropout_p == 0 and is_fusable(kept, q, k, v, mask):
+        return fused_attention(kept, factor, q, k, v, mask)
+    scores = bilinear(kept, torch.matmul, _map(q, lambda t: t * factor), _map(k, lambda t: t.mT))
+    weights = _attend(kept, scores, mask)
     if dropout_p > 0:
-        mask = torch.dropout(torch.ones_like(weights.value), dropout_p, True)
-        weights = _map(weights, lambda t: t * mask)
+        dropped = torch.dropout(torch.ones_like(weights.value), dropout_p, True)
+        weights = _map(weights, lambda t: t * dropped)
     return bilinear(kept, torch.matmul, weights, v)
 
 
-def _attend(kept: Switches, scores: Dual, blind: Tensor | None) -> Dual:
-    """Softmax; a row that may look at nothing gets weights 0, as in torch."""
+def _attend(kept: Switches, scores: Dual, mask: Any) -> Dual:
+    """Softmax of the masked scores; a row that may look at nothing gets weights 0, as in torch."""
+    blind = None
+    if isinstance(mask, Tensor) and mask.dtype == torch.bool:
+        scores = masked_fill(kept, scores, ~mask, float("-inf"))
+        blind = ~mask.any(-1, keepdim=True)
+    elif mask is not None:
+        scores = add(kept, scores, mask)
+        blind = (lift(mask).value == float("-inf")).all(-1, keepdim=True)
     if blind is not None and bool(blind.any()):
         scores = masked_fill(kept, scores, blind, 0.0)
         return masked_fill(kept, softmax(kept, scores, -1), blind, 0.0)

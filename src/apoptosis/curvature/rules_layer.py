@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from apoptosis.curvature.adjoints import Saved, adjoint
+from apoptosis.curvature.adjoints import Saved, adjoint, save
 from apoptosis.curvature.duals import Dual, add_tangents, lift, same_data
 from apoptosis.curvature.rules import Sample, inputs, keep, sample, tangent_rule
 from apoptosis.curvature.stacking import halves, stack_of
@@ -146,7 +146,7 @@ class _Layer(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.kept, ctx.products = kept, products
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, tangent if kept.lower else None, weight)
+        save(ctx, x, tangent if kept.lower else None, weight)
         return _forward(products, x, tangent, weight, bias)
 
     @staticmethod

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apoptosis.curvature.adjoints import Saved, adjoint
+from apoptosis.curvature.adjoints import Saved, adjoint, save
 from apoptosis.curvature.duals import Dual, lift, same_data
 from apoptosis.curvature.rules import inputs, sample, tangent_rule
 from apoptosis.curvature.rules_linear import add
@@ -53,7 +53,7 @@ class _FixedNorm(torch.autograd.Function):
         mean, variance, eps = statistics
         ctx.kept, ctx.statistics = kept, statistics
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, tangent if kept.lower else None, weight)
+        save(ctx, x, tangent if kept.lower else None, weight)
         y = torch.batch_norm(x, weight, bias, mean, variance, False, 0.0, eps, True)
         if tangent is None:
             return y, y.clone()
@@ -119,7 +119,7 @@ class _LayerNorm(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         y, mean, rstd = aten.native_layer_norm(x, shape, weight, bias, eps)
         if tangent is None:
-            ctx.save_for_backward(x, mean, rstd, weight, bias, None, None)
+            save(ctx, x, mean, rstd, weight, bias, None, None)
             return y, y.clone()
         moved = aten.native_layer_norm_backward(
             tangent, x, shape, mean, rstd, None, None, [True, False, False]
@@ -128,7 +128,7 @@ class _LayerNorm(torch.autograd.Function):
         if kept.curved:
             along = _row_sum((x - mean) * rstd * tangent, shape)
         needs_moved = kept.lower or kept.curved
-        ctx.save_for_backward(x, mean, rstd, weight, bias, moved if needs_moved else None, along)
+        save(ctx, x, mean, rstd, weight, bias, moved if needs_moved else None, along)
         return y, torch.addcmul(y, moved, weight)
 
     @staticmethod
@@ -205,7 +205,7 @@ class _Normalise(torch.autograd.Function):
         n = x * rstd
         moved = _jacobian(tangent, n, rstd, centred=centred)
         along = (n * tangent).sum(1, keepdim=True) if kept.curved else None
-        ctx.save_for_backward(n, rstd, moved if kept.curved else None, along)
+        save(ctx, n, rstd, moved if kept.curved else None, along)
         return n, moved
 
     @staticmethod

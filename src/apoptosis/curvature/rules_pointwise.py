@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apoptosis.curvature.adjoints import Saved, adjoint
+from apoptosis.curvature.adjoints import Saved, adjoint, save
 from apoptosis.curvature.duals import Dual, add_tangents, lift
 from apoptosis.curvature.rules import (
     Rule,
@@ -70,7 +70,7 @@ class _Pointwise(torch.autograd.Function):
         saved = y if activation.from_output else x
         ctx.activation, ctx.options = activation, options
         bends = kept.curved and activation.bend is not None
-        ctx.save_for_backward(saved, tangent if bends else None)
+        save(ctx, saved, tangent if bends else None)
         ctx.set_materialize_grads(False)
         return y, activation.slope(tangent, saved, *options)
 
