@@ -123,14 +123,16 @@ def test_fast_is_the_reference(case, kind):
 
 @pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.id)
 def test_gradient_is_autograds(case):
+    # torch's backward of hardsigmoid multiplies by 1/6 rounded to float32; finite differences are with us.
+    tolerance = 1e-7 if case.id in ("mobilenet", "op-hardsigmoid") else EXACT
     want = gradient(case.oracle_model(), case.make_batch(), case.task)
     kinds = list(KINDS) if case.id in LAWFUL else ["connectivity"]
     for kind in kinds:
         got = fast(case, kind, gradient=True)
-        assert_products_close(got.gradient, want, tolerance=EXACT, what=kind)
+        assert_products_close(got.gradient, want, tolerance=tolerance, what=kind)
     direction = random_direction(case.make_model(), seed=3)
     got = fast(case, "hessian", direction, gradient=True)
-    assert_products_close(got.gradient, want, tolerance=EXACT, what="random direction")
+    assert_products_close(got.gradient, want, tolerance=tolerance, what="random direction")
 
 
 @pytest.mark.parametrize("case", [BY_ID[name] for name in LAWFUL], ids=lambda case: case.id)

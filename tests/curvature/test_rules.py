@@ -62,8 +62,10 @@ class _Kept:
 
 def call(name: str) -> Callable[..., Any]:
     """The torch function that an entry of the table names."""
-    if name in ("T", "mT", "H", "mH"):
+    if name in ("T", "mT", "H", "mH", "real"):
         return lambda x: getattr(x, name)
+    if name == "tensordot":
+        return torch._C._VariableFunctions.tensordot
     for owner in (torch._C._nn, torch, Tensor, torch.nn.functional, torch.ops.aten):
         function = getattr(owner, name, None)
         if callable(function) and not isinstance(function, torch.dtype):

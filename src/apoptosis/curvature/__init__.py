@@ -10,6 +10,7 @@ This room knows models, batches and tasks; it knows nothing of scores, neurons o
 
 from apoptosis.curvature import (  # noqa: F401 - importing a family registers its rules
     rules_attention,
+    rules_composite,
     rules_layer,
     rules_linear,
     rules_norm,

@@ -97,9 +97,9 @@ class _Attention(torch.autograd.Function):
 
 
 def _parts(q: Tensor, k: Tensor) -> Iterator[slice]:
-    """Slices of the batch in which S is no larger than a quarter of all queries (but at least 2 million entries)."""
+    """Slices of the batch in which S is no larger than all queries (but at least 2 million entries)."""
     each = q.shape[1] * k.shape[1]
-    step = max(1, max(q.numel() // 4, 2**21) // max(1, each))
+    step = max(1, max(q.numel(), 2**21) // max(1, each))
     return (slice(i, i + step) for i in range(0, q.shape[0], step))
 
 

@@ -2,7 +2,7 @@
 
 - `_weight_norm` (the old `torch.nn.utils.weight_norm`): its double backward is not the derivative of its backward.
 - `hardsigmoid`: its backward has no derivative, not even by the adjoint it is linear in.
-- `embedding_bag`: its backward has no derivative either.
+- `embedding_bag`, `cdist`, `pdist`: their backwards have no derivative either.
 - `embedding` with a padding row: the row's gradient is dropped by convention, so the Jacobian of the gradient is not symmetric and
   double backward gives its transpose. It is run without the convention, and the row is dropped from the result.
 """
@@ -27,6 +27,15 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
 
 def _hardsigmoid(x: Tensor) -> Tensor:
     return torch.clamp(x / 6 + 0.5, 0, 1)
+
+
+def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, *_: Any, **__: Any) -> Tensor:
+    return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
+
+
+def _pdist(x: Tensor, p: float = 2.0) -> Tensor:
+    rows, columns = torch.triu_indices(len(x), len(x), 1, device=x.device)
+    return torch.linalg.vector_norm(x[rows] - x[columns], p, -1)
 
 
 def _embedding_bag(
@@ -55,7 +64,9 @@ def _embedding_bag(
 EQUAL: dict[str, Callable[..., Any]] = {
     "_weight_norm": _weight_norm,
     "embedding_bag": _embedding_bag,
+    "cdist": _cdist,
     "hardsigmoid": _hardsigmoid,
+    "pdist": _pdist,
 }
 
 
@@ -108,4 +119,4 @@ class Corrections(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-_PYTHON = frozenset({"embedding", "embedding_bag", "hardsigmoid", "multi_head_attention_forward"})
+_PYTHON = frozenset({"cdist", "embedding", "embedding_bag", "hardsigmoid", "multi_head_attention_forward"})

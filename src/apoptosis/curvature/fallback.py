@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 
 from apoptosis.curvature.adjoints import Saved, adjoint, save
 from apoptosis.curvature.duals import Dual
-from apoptosis.curvature.rules import duals_in, values_of
+from apoptosis.curvature.rules import duals_in, is_continuous, values_of
 from apoptosis.curvature.rules_linear import apply_linear
 from apoptosis.curvature.switches import Switches
 
@@ -96,7 +96,7 @@ class _Again:
         supply = iter(values)
         args, kwargs = (_substitute(part, supply) for part in (self.args, self.kwargs))
         self.template = self.func(*args, **kwargs)
-        return [t for t in _tensors(self.template) if t.is_floating_point()]
+        return [t for t in _tensors(self.template) if is_continuous(t)]
 
     def rebuild(self, made: Any) -> Any:
         """The outputs in the operation's own arrangement."""
@@ -115,7 +115,7 @@ def _substitute(value: Any, supply: Any) -> Any:
 
 def _arrange(template: Any, made: Any) -> Any:
     if isinstance(template, Tensor):
-        return next(made) if template.is_floating_point() else template
+        return next(made) if is_continuous(template) else template
     if isinstance(template, (tuple, list)):
         parts = [_arrange(part, made) for part in template]
         return type(template)(*parts) if hasattr(template, "_fields") else type(template)(parts)

@@ -25,7 +25,7 @@ from apoptosis.errors import LostTangentError
 
 __all__ = ["Interceptor", "contained"]
 
-_VIEW_GETTERS = frozenset({"T", "mT", "H", "mH"})
+_VIEW_GETTERS = frozenset({"T", "mT", "H", "mH", "real", "imag"})
 _BUFFER_WRITERS = frozenset({"batch_norm", "instance_norm"})
 _NORM_NAME = re.compile(r"norm(alization)?(\d?d)?$", re.IGNORECASE)
 
@@ -294,13 +294,13 @@ def is_handwritten_norm(module: nn.Module) -> bool:
 
 
 @contextmanager
-def contained(model: nn.Module) -> Iterator[None]:
-    """Whatever happens inside leaves RNG states alone, runs eagerly, and checkpoints in the way modes can follow."""
+def contained(model: nn.Module, *, checkpoints: bool = True) -> Iterator[None]:
+    """Whatever happens inside leaves RNG states alone, runs eagerly, and checkpoints in a way modes can follow, or not."""
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=sorted(d.index or 0 for d in devices)))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(_followable_checkpoints())
+        stack.enter_context(_checkpoints(followed=checkpoints))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         yield
@@ -316,14 +316,30 @@ class _FollowableCheckpoint:
         )
 
 
+class _NoCheckpoint:
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:  # noqa: FBT001, ARG004
+        return function(*args)
+
+
+def _no_frame(*_: Any, **__: Any) -> Iterator[None]:
+    yield
+
+
 @contextmanager
-def _followable_checkpoints() -> Iterator[None]:
-    original = torch.utils.checkpoint.CheckpointFunction
-    torch.utils.checkpoint.CheckpointFunction = _FollowableCheckpoint
+def _checkpoints(*, followed: bool) -> Iterator[None]:
+    """While inside: checkpoints that run again with the mode on, or none at all."""
+    owner: Any = torch.utils.checkpoint
+    names = ("CheckpointFunction", "_checkpoint_without_reentrant_generator")
+    original = [getattr(owner, name) for name in names]
+    owner.CheckpointFunction = _FollowableCheckpoint if followed else _NoCheckpoint
+    if not followed:
+        owner._checkpoint_without_reentrant_generator = _no_frame
     try:
         yield
     finally:
-        torch.utils.checkpoint.CheckpointFunction = original
+        for name, value in zip(names, original, strict=True):
+            setattr(owner, name, value)
 
 
 def _plain(value: Any) -> Any:

@@ -66,7 +66,13 @@ def linearised(f: Callable[..., Any], *xs: Tensor) -> Any:
         flat = [y for y in _tensors(outputs) if y.requires_grad]
         probes = [torch.zeros_like(y, requires_grad=True) for y in flat]
         pulled = torch.autograd.grad(flat, points, probes, create_graph=True, allow_unused=True)
-        pairs = [(v, _step(x)) for v, x in zip(pulled, xs, strict=True) if v is not None]
+        pairs = [
+            (v, _step(x))
+            for v, x in zip(pulled, xs, strict=True)
+            if v is not None and v.requires_grad
+        ]
+        if not pairs:  # rounding: the slope is 0
+            return _rebuild(outputs, iter(y.detach() for y in flat), {id(y) for y in flat})
         slopes = torch.autograd.grad(
             [v for v, _ in pairs], probes, [d for _, d in pairs], create_graph=True, allow_unused=True
         )

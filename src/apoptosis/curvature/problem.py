@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from apoptosis.curvature.switches import Kind
 from apoptosis.errors import (
@@ -145,7 +146,7 @@ def mean_over(
             if count == 0:
                 continue
             _check_devices(piece, devices)
-            total.add(one_pass(piece), count)
+            total.add(one_pass(_constant(piece)), count)
     return total.mean()
 
 
@@ -155,6 +156,16 @@ def _pieces(batch: Batch, task: Task, micro_batch: int | None) -> Iterable[Batch
     if micro_batch < 1:
         raise ConfigError(f"micro_batch={micro_batch} was asked for; it is a number of samples, at least 1.")
     return task.split(batch, micro_batch)
+
+
+def _constant(batch: Batch) -> Batch:
+    """The batch as data: no graph of its own, and usable where gradients are recorded."""
+
+    def usable(tensor: Tensor) -> Tensor:
+        tensor = tensor.clone() if tensor.is_inference() else tensor
+        return tensor.detach() if tensor.requires_grad else tensor
+
+    return tree_map_only(Tensor, usable, batch)
 
 
 def _check_devices(batch: Batch, devices: set[torch.device]) -> None:
@@ -193,13 +204,13 @@ class _Total:
         for name, part in parts.items():
             if part is None:
                 if name in totals:
-                    totals[name].mul_(1 - share)
+                    totals[name] = totals[name] * (1 - share)
             elif name in totals:
-                totals[name].lerp_(part.to(totals[name].dtype), share)
+                totals[name] = totals[name].lerp(part.to(totals[name].dtype), share)
             else:
                 wide = part.to(torch.promote_types(part.dtype, torch.float32))
-                # autograd's own tensor where it can be kept: results are as large as the model
-                totals[name] = wide if share == 1 and wide.is_contiguous() else wide * share
+                # The first part is kept as it is: results are as large as the model, a copy would be too.
+                totals[name] = wide if share == 1 else wide * share
 
     def mean(self) -> Curvature:
         if self.count == 0:
@@ -221,11 +232,17 @@ class _Total:
 
     def _complete(self, totals: Tensors) -> Tensors:
         made: Tensors = {}
+        seen: set[int] = set()
         for name, p in self.problem.parameters.items():
-            if name not in totals:
+            total = totals.pop(name, None)
+            if total is None:
                 dtype = torch.promote_types(p.dtype, torch.float32)
-                totals[name] = torch.zeros_like(p, dtype=dtype, requires_grad=False)
-            made[name] = totals[name]
+                total = torch.zeros_like(p, dtype=dtype, requires_grad=False)
+            storage = total.untyped_storage()
+            if storage.data_ptr() in seen or storage.nbytes() != total.numel() * total.element_size():
+                total = total.clone()  # autograd may hand one tensor, or a view, to several parameters
+            seen.add(total.untyped_storage().data_ptr())
+            made[name] = total
         return made
 
     def _check_finite(self) -> None:
@@ -244,11 +261,11 @@ class _Total:
 
 @dataclass(frozen=True)
 class Start:
-    """The loss and its derivatives by the outputs z: `slope` ∂loss/∂z, `on_value` (∇²loss) ẑ where the kind needs it."""
+    """The loss and its derivatives by the outputs z: `slope` ∂loss/∂z, `on_value` (∇²loss) ẑ, 0 where the kind leaves it out."""
 
     loss: float
     slope: Tensor
-    on_value: Tensor | None
+    on_value: Tensor
 
 
 def start_backward(
@@ -268,6 +285,8 @@ def start_backward(
                 f"Kind {kind.name!r} needs the second derivative of the loss, and torch has none for it: {error}. "
                 "Use kind='functional' or 'connectivity', which need only the first, or write the loss with other operations."
             ) from error
+    if on_value is None:  # an adjoint all the same: what the outputs depend on is then told apart from what has curvature 0
+        on_value = torch.zeros_like(leaf)
     return Start(value, slope.detach(), on_value)
 
 

@@ -43,7 +43,7 @@ def reference_product(
     """What `curvature_product` computes, by double backward. For checking, and for models that hide derivatives from it."""
     task = task or Task.classification()
     problem = pose(model, direction, find_kind(kind), wants_gradient=gradient)
-    with contained(model), buffers_restored(model), sdpa_kernel(SDPBackend.MATH):
+    with contained(model, checkpoints=False), buffers_restored(model), sdpa_kernel(SDPBackend.MATH):
         return mean_over(problem, batches, task, lambda batch: _one_pass(problem, task, batch))
 
 
@@ -58,7 +58,7 @@ def _one_pass(problem: Problem, task: Task, batch: Batch) -> Pass:
     moved = _push_forward(outputs, parameters, direction) if problem.kind.starts_value else None
     start = start_backward(task, batch, outputs, moved, problem.kind)
     product: list[Tensor | None] = [None] * len(parameters)
-    if problem.kind.starts_value and start.on_value is not None:
+    if problem.kind.starts_value:
         product = _pull_back(outputs, parameters, start.on_value)
     if problem.kind.starts_tangent:
         product = _add(product, _curvature_of_network(outputs, start.slope, parameters, direction))

@@ -20,9 +20,13 @@ from torch import Tensor
 from apoptosis.curvature.duals import Dual
 from apoptosis.curvature.switches import Switches
 
-__all__ = ["RULES", "Rule", "Sample", "inputs", "keep", "register", "values_of"]
+__all__ = ["RULES", "Declined", "Rule", "Sample", "inputs", "keep", "register", "values_of"]
 
 Apply: TypeAlias = Callable[[Switches, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Declined(Exception):
+    """A rule does not cover these arguments; the generic path does."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,11 @@ def values_of(value: Any) -> Any:
 def tangents_of(value: Any) -> Any:
     """The same arguments with each `Dual` replaced by its tangent, or by zeros where it has none."""
     return _replace(value, lambda d: torch.zeros_like(d.value) if d.tangent is None else d.tangent)
+
+
+def is_continuous(tensor: Tensor) -> bool:
+    """Whether a tensor can have a derivative: real or complex, no integers."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def duals_in(value: Any) -> list[Dual]:

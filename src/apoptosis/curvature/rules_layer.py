@@ -29,7 +29,7 @@ from torch import Tensor
 from apoptosis.curvature.adjoints import Saved, adjoint, save
 from apoptosis.curvature.duals import Dual, add_tangents, lift, same_data
 from apoptosis.curvature.rules import Sample, inputs, keep, sample, tangent_rule
-from apoptosis.curvature.stacking import halves, stack_of
+from apoptosis.curvature.stacking import halves, stack_of, unviewed
 from apoptosis.curvature.switches import Switches
 
 __all__: list[str] = []
@@ -165,13 +165,12 @@ _NAMES = ("x", "tangent", "weight", "weight_tangent", "bias", "bias_tangent")
 def _forward(
     products: Doubling, x: Tensor, tangent: Tensor | None, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    if tangent is None:
-        y = products.forward(x, weight, bias)
-        return y, y.clone()
-    both = stack_of(x, tangent)
-    if both is None:
-        y = products.forward(x, weight, bias)
-        return y, products.forward(tangent, weight, None).add_(y)
+    both = None if tangent is None else stack_of(x, tangent)
+    if tangent is None or both is None:
+        y = unviewed(products.forward(x, weight, bias))
+        if tangent is None:
+            return y, y.clone()
+        return y, unviewed(products.forward(tangent, weight, None)).add_(y)
     out = products.forward(both, weight, None)
     y, y_tangent = halves(out)
     if bias is not None:

@@ -16,6 +16,7 @@ from apoptosis.curvature.rules import (
     Rule,
     Sample,
     inputs,
+    is_continuous,
     keep,
     register,
     sample,
@@ -48,7 +49,7 @@ def _pair(value: Any, tangent: Any) -> Any:
     if isinstance(value, (tuple, list)):
         tangents = [None] * len(value) if tangent is None else tangent
         return tuple(_pair(v, t) for v, t in zip(value, tangents, strict=True))
-    if isinstance(value, Tensor) and value.is_floating_point():
+    if isinstance(value, Tensor) and is_continuous(value):
         return Dual(value, tangent)
     return value
 
@@ -75,7 +76,7 @@ def _zeroed(value: Any) -> Any:
     """Arguments of an operation linear in all its tensors jointly: tangents, and zeros for what has none."""
     if isinstance(value, Dual):
         return tangents_of(value)
-    if isinstance(value, Tensor) and value.is_floating_point():
+    if isinstance(value, Tensor) and is_continuous(value):
         return torch.zeros_like(value)
     if type(value) in (tuple, list):
         return type(value)([_zeroed(item) for item in value])
@@ -338,6 +339,7 @@ _UNARY: dict[str, Callable[[], list[Sample]]] = {
     "mT": _one(),
     "H": _one(shape=(2, 3)),
     "mH": _one(),
+    "real": _one(),
     "__getitem__": _one((slice(None), 0)),
     "adjoint": _one(),
     "alias": _one(),

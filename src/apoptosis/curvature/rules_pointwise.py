@@ -20,6 +20,7 @@ from torch import Tensor
 from apoptosis.curvature.adjoints import Saved, adjoint, save
 from apoptosis.curvature.duals import Dual, add_tangents, lift
 from apoptosis.curvature.rules import (
+    Declined,
     Rule,
     Sample,
     inputs,
@@ -91,6 +92,8 @@ class _Pointwise(torch.autograd.Function):
 def pointwise(kept: Switches, name: str, x: Dual, *options: Any) -> Dual:
     """φ(x)' = φ'(x)·x' for an activation of the table."""
     activation = ACTIVATIONS[name]
+    if x.value.is_complex():  # slopes would have to be conjugated
+        raise Declined
     if x.tangent is None:
         return Dual(activation.value(x.value, *options))
     return Dual(*_Pointwise.apply(kept, activation, options, x.value, x.tangent))  # pyright: ignore

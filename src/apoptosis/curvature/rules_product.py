@@ -158,6 +158,43 @@ def glu(kept: Switches, x: Dual, dim: int = -1) -> Dual:
 
 
 @tangent_rule(
+    "tensordot",
+    family="product",
+    samples=lambda: [sample(*inputs((2, 3, 4), (4, 3, 5)), [2, 1], [0, 1])],
+)
+def tensordot(kept: Switches, x: Any, other: Any, dims_self: Any, dims_other: Any) -> Dual:
+    """A contraction over pairs of dimensions."""
+
+    def contract(left: Tensor, right: Tensor) -> Tensor:
+        return torch.tensordot(left, right, (dims_self, dims_other))
+
+    return bilinear(kept, contract, x, other)
+
+
+@tangent_rule(
+    "linalg_multi_dot",
+    family="product",
+    samples=lambda: [sample(inputs((2, 3), (3, 4), (4, 2)))],
+)
+def multi_dot(kept: Switches, x: Any) -> Dual:
+    """A chain of matrix products, from the left."""
+    total = lift(x[0])
+    for factor in x[1:]:
+        total = bilinear(kept, torch.matmul, total, factor)
+    return total
+
+
+@tangent_rule(
+    "cross",
+    family="product",
+    samples=lambda: [sample(*inputs((2, 3), (2, 3)), 1)],
+)
+def cross(kept: Switches, x: Any, other: Any, dim: int = -1) -> Dual:
+    """The cross product of vectors."""
+    return bilinear(kept, lambda a, b: torch.linalg.cross(a, b, dim=dim), x, other)
+
+
+@tangent_rule(
     "prelu",
     family="product",
     samples=lambda: [sample(*inputs((2, 3, 2), (3,))), sample(*inputs((2, 3), (1,)))],
@@ -230,6 +267,7 @@ _register_bilinear("vdot", torch.vdot, _pairs(((3,), (3,))))
 _register_bilinear("inner", torch.inner, _pairs(((2, 3), (4, 3))))
 _register_bilinear("outer", torch.outer, _pairs(((2,), (3,))))
 _register_bilinear("kron", torch.kron, _pairs(((2, 2), (1, 3))))
+_register_bilinear("linalg_cross", torch.linalg.cross, _pairs(((2, 3), (2, 3))))
 _register_bilinear("linalg_vecdot", torch.linalg.vecdot, _pairs(((2, 3), (2, 3))))
 
 _register_add_product(
@@ -237,6 +275,11 @@ _register_add_product(
 )
 _register_add_product(
     "baddbmm", torch.bmm, lambda: [sample(*inputs((2, 2, 4), (2, 2, 3), (2, 3, 4)), alpha=2)]
+)
+_register_add_product(
+    "addbmm",
+    lambda a, b: torch.bmm(a, b).sum(0),
+    lambda: [sample(*inputs((2, 4), (2, 2, 3), (2, 3, 4)), beta=2)],
 )
 _register_add_product("addmv", torch.mv, lambda: [sample(*inputs((2,), (2, 3), (3,)))])
 _register_add_product("addr", torch.outer, lambda: [sample(*inputs((2, 3), (2,), (3,)))])

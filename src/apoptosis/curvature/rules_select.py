@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from apoptosis.curvature.duals import Dual
-from apoptosis.curvature.rules import Rule, Sample, inputs, register, sample, tangent_rule, values_of
+from apoptosis.curvature.rules import Declined, Rule, Sample, inputs, register, sample, tangent_rule, values_of
 from apoptosis.curvature.switches import Switches
 
 __all__: list[str] = []
@@ -29,7 +29,7 @@ def _register_selection(name: str, samples: Callable[[], list[Sample]], dim_at: 
         result = func(*values_of(args), **values_of(kwargs))
         x = args[0]
         if isinstance(result, Tensor):
-            raise NotImplementedError(name)  # reductions over everything take the generic path
+            raise Declined
         values, indices = result
         tangent = None
         if x.tangent is not None:

@@ -8,7 +8,7 @@ speed, and a rule that finds them apart makes two calls.
 import torch
 from torch import Tensor
 
-__all__ = ["empty_stack", "halves", "stack_of"]
+__all__ = ["empty_stack", "halves", "stack_of", "unviewed"]
 
 
 def empty_stack(like: Tensor) -> tuple[Tensor, Tensor]:
@@ -33,6 +33,14 @@ def halves(both: Tensor) -> tuple[Tensor, Tensor]:
         half = torch.empty(0, dtype=both.dtype, device=both.device)
         made.append(half.set_(storage, offset + i * n * stride[0], shape, stride))
     return made[0], made[1]
+
+
+def unviewed(x: Tensor) -> Tensor:
+    """The same memory as a tensor of its own: a custom function must not hand out views, they could not be written to."""
+    if x._base is None:
+        return x
+    made = torch.empty(0, dtype=x.dtype, device=x.device)
+    return made.set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
 
 
 def stack_of(x: Tensor, tangent: Tensor) -> Tensor | None:

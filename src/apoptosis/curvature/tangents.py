@@ -11,7 +11,7 @@ from apoptosis.curvature.calls import Call
 from apoptosis.curvature.duals import Dual, Ledger, lift
 from apoptosis.curvature.fallback import apply_any
 from apoptosis.curvature.interception import Interceptor
-from apoptosis.curvature.rules import RULES, Rule, rename
+from apoptosis.curvature.rules import RULES, Declined, Rule, rename
 from apoptosis.curvature.switches import Switches
 
 __all__ = ["TangentMode"]
@@ -61,6 +61,8 @@ class TangentMode(Interceptor):
         if rule is not None:
             try:
                 return rule.apply(self.kept, func, args, kwargs)
+            except Declined:
+                pass
             except TypeError:
                 if _accepts(rule, args, kwargs):
                     raise
