@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 __all__ = ["Saved", "adjoint", "save"]
 
@@ -24,9 +23,11 @@ def adjoint(backward: Callable[..., Any]) -> Callable[..., Any]:
     def unseen(ctx: Any, *adjoints: Any) -> Any:
         saved = ctx.saved_tensors  # may run a checkpointed block again, for which the mode must be on
         with torch._C.DisableTorchFunction():
+            if torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in adjoints):
+                raise RuntimeError("A tangent rule's backward cannot be differentiated again.")
             return backward(ctx, saved, *adjoints)
 
-    return once_differentiable(unseen)
+    return unseen
 
 
 def save(ctx: Any, *tensors: Tensor | None) -> None:

@@ -2,6 +2,7 @@
 
 - `_weight_norm` (the old `torch.nn.utils.weight_norm`): its double backward is not the derivative of its backward.
 - `hardsigmoid`: its backward has no derivative, not even by the adjoint it is linear in.
+- recurrent layers: on CUDA they have no second derivative.
 - `embedding_bag`, `cdist`, `pdist`: their backwards have no derivative either.
 - `embedding` with a padding row: the row's gradient is dropped by convention, so the Jacobian of the gradient is not symmetric and
   double backward gives its transpose. It is run without the convention, and the row is dropped from the result.
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from apoptosis.curvature.calls import body_of, identify
+from apoptosis.curvature.recurrent import RECURRENT, is_packed
 
 __all__ = ["EQUAL", "Corrections", "PaddingRows"]
 
@@ -114,6 +116,8 @@ class Corrections(TorchFunctionMode):
                 return body_of(func)(*args, **kwargs)  # pyright: ignore[reportArgumentType]
         if call.name == "embedding":
             return self._padding.look_up(*args, **kwargs)
+        if call.name in RECURRENT and not is_packed(call.name, args):
+            return RECURRENT[call.name](*args, **kwargs)
         if call.name in EQUAL:
             return EQUAL[call.name](*args, **kwargs)
         return func(*args, **kwargs)

@@ -54,7 +54,7 @@ def curvature_diagonal(
         }
         return Pass(results[0].loss, product, fallbacks=results[0].fallbacks)
 
-    with contained(model):
+    with contained(problem.devices):
         return mean_over(problem, batches, task, estimate)
 
 

@@ -50,7 +50,7 @@ def mean_gradient(
         found = torch.autograd.grad(outputs, parameters, start.slope, allow_unused=True)
         return Pass(start.loss, dict(zip(problem.parameters, found, strict=True)))
 
-    with contained(model), buffers_restored(model):
+    with contained(problem.devices), buffers_restored(model):
         return mean_over(problem, batches, task, one_pass, micro_batch)
 
 
@@ -87,7 +87,7 @@ def fisher_diagonal(
             batch = task.sample(outputs, batch, generator)
         return Pass(loss, dict(_squares(problem, task, batch)))
 
-    with contained(model), buffers_restored(model):
+    with contained(problem.devices), buffers_restored(model):
         return mean_over(problem, batches, task, one_pass)
 
 

@@ -9,8 +9,9 @@ record; meeting one is an error (`LostTangentError`), because going on would dro
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from apoptosis.curvature.calls import Call, body_of, functional_of, identify
 from apoptosis.curvature.duals import Dual, Ledger, Record, lift
+from apoptosis.curvature.recurrent import RECURRENT, is_packed
 from apoptosis.errors import LostTangentError
 
 __all__ = ["Interceptor", "contained"]
@@ -56,12 +58,17 @@ class Interceptor(TorchFunctionMode):
     ) -> Any:
         """Called by torch for each function while the mode is on; the mode is off inside."""
         kwargs = kwargs or {}
+        if func is torch._C._set_grad_enabled:
+            return func(*args)
         call = identify(func)
         if call.is_getter:
             return self._get(call, func, args)
         if call.is_python and self._enters(func):
             return self._enter(func, args, kwargs)
         self._calls += 1
+        if call.name in RECURRENT and torch.is_grad_enabled() and not is_packed(call.name, args):
+            with self:
+                return RECURRENT[call.name](*args, **kwargs)
         return self._dispatch(call, func, args, kwargs)
 
     # -- functions written in Python, attributes ------------------------------------------------------------------
@@ -231,10 +238,10 @@ class Interceptor(TorchFunctionMode):
         """Count how deep inside hand-written norm modules the forward is, by hooks on all modules, none on the model."""
 
         def enter(module: nn.Module, _args: object) -> None:
-            self.norm_depth += is_handwritten_norm(module)
+            self.norm_depth += is_handwritten_norm(type(module))
 
         def leave(module: nn.Module, _args: object, _output: object) -> None:
-            self.norm_depth -= is_handwritten_norm(module)
+            self.norm_depth -= is_handwritten_norm(type(module))
 
         before = module_hooks.register_module_forward_pre_hook(enter)
         after = module_hooks.register_module_forward_hook(leave, always_call=True)
@@ -287,18 +294,18 @@ def lost_tangent(where: str, tensor: Tensor) -> LostTangentError:
     )
 
 
-def is_handwritten_norm(module: nn.Module) -> bool:
+@cache
+def is_handwritten_norm(kind: type[nn.Module]) -> bool:
     """Whether a module is a norm by name (`LlamaRMSNorm`, `T5LayerNorm`, `LayerNorm2d`) and none of torch's own."""
-    kind = type(module)
     return not kind.__module__.startswith("torch.") and bool(_NORM_NAME.search(kind.__name__))
 
 
 @contextmanager
-def contained(model: nn.Module, *, checkpoints: bool = True) -> Iterator[None]:
+def contained(devices: Iterable[torch.device], *, checkpoints: bool = True) -> Iterator[None]:
     """Whatever happens inside leaves RNG states alone, runs eagerly, and checkpoints in a way modes can follow, or not."""
-    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    cuda = sorted(device.index or 0 for device in devices if device.type == "cuda")
     with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=sorted(d.index or 0 for d in devices)))
+        stack.enter_context(torch.random.fork_rng(devices=cuda))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_checkpoints(followed=checkpoints))
         stack.enter_context(torch.inference_mode(False))

@@ -80,6 +80,6 @@ def layer_tangents(
 
 
 def _run_forward(problem: Problem, note: object, task: Task, batch: Batch) -> None:
-    with contained(problem.model):
+    with contained(problem.devices):
         mode = TangentMode(ledger_of(problem, problem.direction), problem.kind.kept, note)  # pyright: ignore
         forward(problem, mode, task, batch)

@@ -53,7 +53,14 @@ class Problem:
     parameters: dict[str, nn.Parameter]
     direction: dict[str, Tensor | None]
     kind: Kind
-    wants_gradient: bool = False
+    wants_gradient: bool
+    tensors: tuple[Tensor, ...]
+    """All that belongs to the model: parameters, frozen ones too, and buffers."""
+
+    @property
+    def devices(self) -> set[torch.device]:
+        """Where the model is."""
+        return {tensor.device for tensor in self.tensors}
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,9 @@ def pose(
             )
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
         raise ModelError("The model has lazy parameters without shapes. Run it once on a batch, then score it.")
-    return Problem(model, parameters, _check_direction(parameters, direction), kind, wants_gradient)
+    delta = _check_direction(parameters, direction)
+    tensors = (*model.parameters(), *model.buffers())
+    return Problem(model, parameters, delta, kind, wants_gradient, tensors)
 
 
 def _check_direction(
@@ -139,7 +148,7 @@ def mean_over(
 ) -> Curvature:
     """Run `one_pass` over all data in pieces and average."""
     total = _Total(problem)
-    devices = {p.device for p in problem.model.parameters()}
+    devices = problem.devices
     for batch in track(batches, problem.kind.name):
         for piece in _pieces(batch, task, micro_batch):
             count = task.count(piece)

@@ -75,7 +75,7 @@ def run(
     problem: Problem, batches: Iterable[Batch], task: Task, micro_batch: int | None = None
 ) -> Curvature:
     """The mean of the fast pass over all data."""
-    with contained(problem.model):
+    with contained(problem.devices):
         return mean_over(
             problem, batches, task, lambda batch: one_pass(problem, task, batch), micro_batch
         )
@@ -117,7 +117,7 @@ def _tangents(problem: Problem) -> dict[str, Tensor | None]:
 def ledger_of(problem: Problem, tangents: Mapping[str, Tensor | None]) -> Ledger:
     """Records for all that belongs to the model."""
     ledger = Ledger({p: tangents[name] for name, p in problem.parameters.items()})
-    for tensor in (*problem.model.buffers(), *problem.model.parameters()):
+    for tensor in problem.tensors:
         ledger.own(tensor)
     return ledger
 

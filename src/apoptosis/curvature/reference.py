@@ -43,7 +43,7 @@ def reference_product(
     """What `curvature_product` computes, by double backward. For checking, and for models that hide derivatives from it."""
     task = task or Task.classification()
     problem = pose(model, direction, find_kind(kind), wants_gradient=gradient)
-    with contained(model, checkpoints=False), buffers_restored(model), sdpa_kernel(SDPBackend.MATH):
+    with contained(problem.devices, checkpoints=False), buffers_restored(model), sdpa_kernel(SDPBackend.MATH):
         return mean_over(problem, batches, task, lambda batch: _one_pass(problem, task, batch))
 
 
@@ -75,7 +75,7 @@ def _forward(problem: Problem, task: Task, batch: Batch, padding: PaddingRows) -
     args, kwargs = task.inputs(batch)
     if problem.kind.name == "connectivity":
         ledger = Ledger(dict.fromkeys(problem.parameters.values()))
-        for tensor in (*problem.model.buffers(), *problem.model.parameters()):
+        for tensor in problem.tensors:
             ledger.own(tensor)
         mode = LinearisingMode(ledger, padding)
         with mode.watching_norms(), mode:

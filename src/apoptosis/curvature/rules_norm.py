@@ -73,11 +73,13 @@ class _FixedNorm(torch.autograd.Function):
             to_x, to_weight, to_bias = aten.native_batch_norm_backward(
                 on_value, x, weight, mean, variance, None, None, False, eps, [True, True, True]
             )
-        if on_tangent is not None:
-            lower = tangent is not None
+        if on_tangent is not None and tangent is None:
+            scale = (weight * torch.rsqrt(variance + eps)).to(on_tangent.dtype)
+            to_tangent = on_tangent * scale.view(-1, *(1,) * (x.dim() - 2))
+        elif on_tangent is not None:
             to_tangent, from_below, _ = aten.native_batch_norm_backward(
                 on_tangent,
-                tangent if lower else x,
+                tangent,
                 weight,
                 torch.zeros_like(mean),
                 variance,
@@ -85,12 +87,11 @@ class _FixedNorm(torch.autograd.Function):
                 None,
                 False,
                 eps,
-                [True, lower, False],
+                [True, True, True],
             )
-            if lower:
-                to_weight = from_below if to_weight is None else to_weight.add_(from_below)
-            if ctx.kept.upper:
-                to_x = to_tangent.clone() if to_x is None else to_x.add_(to_tangent)
+            to_weight = from_below if to_weight is None else to_weight.add_(from_below)
+        if to_tangent is not None and ctx.kept.upper:
+            to_x = to_tangent.clone() if to_x is None else to_x.add_(to_tangent)
         if on_tangent is not None and (needs[1] or needs[3]):
             # All three, although two are wanted: CUDA's kernel for two asks for statistics that eval mode has not.
             _, gradient, bias_gradient = aten.native_batch_norm_backward(
