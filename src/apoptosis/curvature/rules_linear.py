@@ -209,21 +209,6 @@ def pad(
 
 
 @tangent_rule(
-    "lerp",
-    family="linear",
-    samples=lambda: [
-        sample(*inputs((2, 3), (2, 3)), 0.3),
-        sample(*inputs((2, 3), (2, 3), (2, 3))),
-    ],
-)
-def lerp(kept: Switches, x: Any, end: Any, weight: Any) -> Dual:
-    """x + w·(y − x)."""
-    from apoptosis.curvature.rules_product import mul
-
-    return add(kept, x, mul(kept, sub(kept, end, x), weight))
-
-
-@tangent_rule(
     "dropout",
     family="linear",
     samples=lambda: [sample(inputs((2, 3))[0], 0.5, False), sample(inputs((2, 3))[0], 0.0, True)],

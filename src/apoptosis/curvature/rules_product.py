@@ -16,7 +16,8 @@ from torch import Tensor
 
 from apoptosis.curvature.duals import Dual, add_tangents, lift
 from apoptosis.curvature.rules import Rule, Sample, inputs, keep, register, sample, tangent_rule
-from apoptosis.curvature.rules_linear import add
+from apoptosis.curvature.rules_linear import add, apply_linear, sub
+from apoptosis.curvature.rules_pointwise import pointwise
 from apoptosis.curvature.switches import Switches
 
 __all__: list[str] = []
@@ -144,15 +145,25 @@ def addcdiv(kept: Switches, x: Any, tensor1: Any, tensor2: Any, *, value: float 
 
 
 @tangent_rule(
+    "lerp",
+    family="product",
+    samples=lambda: [
+        sample(*inputs((2, 3), (2, 3)), 0.3),
+        sample(*inputs((2, 3), (2, 3), (2, 3))),
+    ],
+)
+def lerp(kept: Switches, x: Any, end: Any, weight: Any) -> Dual:
+    """x + w·(y − x)."""
+    return add(kept, x, mul(kept, sub(kept, end, x), weight))
+
+
+@tangent_rule(
     "glu",
     family="product",
     samples=lambda: [sample(inputs((2, 4))[0]), sample(inputs((4, 3))[0], 0)],
 )
 def glu(kept: Switches, x: Dual, dim: int = -1) -> Dual:
     """a·σ(b) for the halves a, b of x: the product counts, the sigmoid is an activation."""
-    from apoptosis.curvature.rules_pointwise import pointwise
-    from apoptosis.curvature.rules_linear import apply_linear
-
     a, b = apply_linear(kept, torch.chunk, (x, 2, dim), {})
     return mul(kept, a, pointwise(kept, "sigmoid", b))
 

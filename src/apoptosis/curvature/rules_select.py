@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apoptosis.curvature.duals import Dual
+from apoptosis.curvature.duals import Dual, lift
 from apoptosis.curvature.rules import Declined, Rule, Sample, inputs, register, sample, tangent_rule, values_of
 from apoptosis.curvature.switches import Switches
 
@@ -88,8 +88,6 @@ def _register_extremum(name: str) -> None:
 
 
 def _between(function: Callable[..., Tensor], x: Any, y: Any) -> Dual:
-    from apoptosis.curvature.duals import lift
-
     x, y = lift(x), lift(y)
     value = function(x.value, y.value)
     first = (x.value == value.detach()).to(value.dtype)
