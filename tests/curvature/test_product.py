@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from apoptosis.curvature import KINDS, curvature_product, reference_product
 from apoptosis.task import Task
@@ -15,7 +15,7 @@ from oracles.building import CLASSES, Net, built, images, rows, sequences, token
 from oracles.cases import SMALL_CASES
 from oracles.cases_architectures import densenet, recurrent, resnet, vgg, vit
 from oracles.compare import EXACT, FINITE, assert_products_close
-from oracles.differences import line_derivative
+from oracles.differences import finite_difference_product, line_derivative
 from oracles.evaluation import SEED, forward, gradient, moved, random_direction, seeded
 from oracles.expected import (
     by_brute_force,
