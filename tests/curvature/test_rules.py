@@ -1,4 +1,4 @@
-"""Every rule of the table on its own samples: against finite differences, and against the reference path in every kind."""
+"""Every rule of the table on its own samples: against finite differences, and the reference path in every kind."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """What each parameter is worth: criteria, found by name in one table, giving signed `Scores`.
 
-Start with `table.CRITERIA`; one file per family. `ranking` measures how well scores rank channels against the truth. This room turns
-curvature into scores; what a group of parameters is, and what is cut, is decided elsewhere.
+Start with `table.CRITERIA`; one file per family. `ranking` measures how well scores rank channels against the truth.
+This room turns curvature into scores; what a group of parameters is, and what is cut, is decided elsewhere.
 """
 
 from apoptosis.criteria.data_free import magnitude, random

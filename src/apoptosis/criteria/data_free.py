@@ -24,7 +24,9 @@ def magnitude(
 ) -> Scores:
     """|θ|ᵖ: the simplest thing that works, and the baseline every table must carry."""
     if not power > 0:
-        raise ConfigError(f"power={power} was asked for; magnitudes grow with the weights only for a power above 0.")
+        raise ConfigError(
+            f"power={power} was asked for; magnitudes grow with the weights only for a power above 0."
+        )
     values = {
         name: p.to(torch.promote_types(p.dtype, torch.float32)).abs() ** power
         for name, p in trainable(model).items()

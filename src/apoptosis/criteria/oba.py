@@ -1,7 +1,8 @@
 """Optimal Brain Apoptosis: θ ⊙ Hθ, every weight's exact part in the second-order change of the loss.
 
-The paper expands the loss along δ = θ: entry q of δ ⊙ Hδ collects the interactions of weight q with all others. Which H is the `kind`: the paper's
-theorems give `connectivity`. With `first_order` = c the score is θ ⊙ (Hθ + c·g); the paper's code uses c = 0.
+The paper expands the loss along δ = θ: entry q of δ ⊙ Hδ collects the interactions of weight q with all others. Which
+H is the `kind`: the paper's theorems give `connectivity`. With `first_order` = c the score is θ ⊙ (Hθ + c·g); the
+paper's code uses c = 0.
 
 This is not the loss change of removing weight q alone, which is −θ_q g_q + ½ θ_q² H_qq (`obd` has its second part).
 """

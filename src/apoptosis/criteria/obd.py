@@ -4,8 +4,8 @@ The loss change of removing one weight at a minimum, all others staying. h is th
 
 - `hessian`: of the exact Hessian, by Hutchinson's estimate with `probes` sign vectors per batch;
 - `ggn`: of the generalised Gauss-Newton matrix, by the same estimate, never negative in expectation;
-- `fisher`: the mean over *samples* of the squared gradient, labels drawn from the model (or those of the data). The square of a batch's
-  mean gradient, as some public code has it, is none of these.
+- `fisher`: the mean over *samples* of the squared gradient, labels drawn from the model (or those of the data). The
+  square of a batch's mean gradient, as some public code has it, is none of these.
 """
 
 from collections.abc import Iterable

@@ -29,13 +29,17 @@ class Criterion:
 
 _ENTRIES = (
     Criterion("oba", "θ ⊙ Hθ, the paper's products (connectivity)", oba),
-    Criterion("oba-functional", "θ ⊙ Hθ, curvature of the network alone", partial(oba, kind="functional")),
+    Criterion(
+        "oba-functional", "θ ⊙ Hθ, curvature of the network alone", partial(oba, kind="functional")
+    ),
     Criterion("oba-hessian", "θ ⊙ Hθ, the Hessian of the loss", partial(oba, kind="hessian")),
     Criterion("oba-ggn", "θ ⊙ Hθ, Gauss-Newton", partial(oba, kind="ggn")),
     Criterion("taylor", "θ ⊙ g", taylor),
     Criterion("obd-hessian", "½ θ² diag H, by Hutchinson", partial(obd, diagonal="hessian")),
     Criterion("obd-ggn", "½ θ² diag of Gauss-Newton, by Hutchinson", partial(obd, diagonal="ggn")),
-    Criterion("obd-fisher", "½ θ² mean squared gradient per sample", partial(obd, diagonal="fisher")),
+    Criterion(
+        "obd-fisher", "½ θ² mean squared gradient per sample", partial(obd, diagonal="fisher")
+    ),
     Criterion("magnitude", "|θ|", magnitude),
     Criterion("random", "uniform on (0, 1)", random),
 )

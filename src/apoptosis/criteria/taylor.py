@@ -1,7 +1,7 @@
 """First-order Taylor: θ ⊙ g, with g the gradient of the mean loss over all samples.
 
-Removing weight q changes the loss by −θ_q g_q to first order. On a chain of bias-free ReLU layers OBA's score is this one times the number of
-layers less one.
+Removing weight q changes the loss by −θ_q g_q to first order. On a chain of bias-free ReLU layers OBA's score is this
+one times the number of layers less one.
 """
 
 from collections.abc import Iterable

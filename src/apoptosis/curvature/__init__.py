@@ -1,9 +1,10 @@
 """Exact curvature products on unmodified models.
 
-Start with `product.curvature_product`, the fast path, and `switches`, which says what the four kinds are. `reference` computes the
-same in another, slower way and is what the fast path is tested against; `paper` splits the paper's product into its
-terms, `diagonal` and `gradient` are for the criteria that need no more. Below them: `tangents` (the mode that carries tangents through a forward), `rules*` (one entry per operation),
-`fallback` (every other operation), `interception`, `calls` and `duals` (how operations and tensors are recognised).
+Start with `product.curvature_product`, the fast path, and `switches`, which says what the four kinds are. `reference`
+computes the same in another, slower way and is what the fast path is tested against; `paper` splits the paper's
+product into its terms, `diagonal` and `gradient` are for the criteria that need no more. Below them: `tangents` (the
+mode that carries tangents through a forward), `rules*` (one entry per operation), `fallback` (every other operation),
+`interception`, `calls` and `duals` (how operations and tensors are recognised).
 
 This room knows models, batches and tasks; it knows nothing of scores, neurons or pruning.
 """

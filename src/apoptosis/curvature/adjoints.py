@@ -1,7 +1,8 @@
 """How the rules remember and run backward.
 
-Backwards run once, and unseen by the mode that is on while checkpointed blocks run again. What is remembered is remembered detached: the
-tensor object itself carries its record and so its tangent, which would stay in memory although the rule has no use for it.
+Backwards run once, and unseen by the mode that is on while checkpointed blocks run again. What is remembered is
+remembered detached: the tensor object itself carries its record and so its tangent, which would stay in memory
+although the rule has no use for it.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,8 @@ def adjoint(backward: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(backward)
     def unseen(ctx: Any, *adjoints: Any) -> Any:
-        saved = ctx.saved_tensors  # may run a checkpointed block again, for which the mode must be on
+        # May run a checkpointed block again, for which the mode must be on.
+        saved = ctx.saved_tensors
         with torch._C.DisableTorchFunction():
             if torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in adjoints):
                 raise RuntimeError("A tangent rule's backward cannot be differentiated again.")

@@ -1,9 +1,10 @@
-"""Attention with tangents as one operation, with as little memory as torch's own: nothing of the size of S is remembered.
+"""Attention with tangents as one operation, as sparing as torch's own: nothing of the size of S is remembered.
 
     a = c·q kᵀ + mask,  S = softmax(a),  o = S v
     â = c·(q̂ kᵀ + q k̂ᵀ),  Ŝ = J â with J x = S·(x − ⟨S, x⟩),  ô = Ŝ v + S v̂
 
-Backward, with A, B the adjoints of o, ô, S and Ŝ are computed again from q, k and their tangents, a few samples at a time:
+Backward, with A, B the adjoints of o, ô, S and Ŝ are computed again from q, k and their tangents, a few samples
+at a time:
 
     adjoint of Ŝ = B vᵀ          adjoint of S = A vᵀ + B v̂ᵀ
     adjoint of â = J(B vᵀ)       adjoint of a = J(adjoint of S + curvature of the softmax)

@@ -1,9 +1,9 @@
 """Autocast, for values and tangents alike.
 
-Under autocast torch casts the inputs of some operations to the lower precision and of others to float32, in the dispatcher, below where
-operations are intercepted. A rule calls kernels of its own choosing, so the casts are made before it instead, on value and
-tangent, and autocast is off while the rule runs. Tangents therefore have their value's dtype. The tables follow torch's;
-a test compares the resulting dtypes operation by operation.
+Under autocast torch casts the inputs of some operations to the lower precision and of others to float32, in the
+dispatcher, below where operations are intercepted. A rule calls kernels of its own choosing, so the casts are made
+before it instead, on value and tangent, and autocast is off while the rule runs. Tangents therefore have their
+value's dtype. The tables follow torch's; a test compares the resulting dtypes operation by operation.
 """
 
 from collections.abc import Iterator
@@ -17,22 +17,28 @@ from apoptosis.curvature.duals import Dual, same_data
 
 __all__ = ["cast_arguments", "without_autocast"]
 
-_LOWER = frozenset(
-    """addbmm addmm addmv addr baddbmm bmm chain_matmul conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d
-    conv_transpose3d einsum linalg_multi_dot linalg_vecdot linear matmul mm mv prelu scaled_dot_product_attention""".split()
-)
+# fmt: off
+_LOWER = frozenset([
+    "addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm", "chain_matmul", "conv1d", "conv2d",
+    "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "einsum",
+    "linalg_multi_dot", "linalg_vecdot", "linear", "matmul", "mm", "mv", "prelu",
+    "scaled_dot_product_attention",
+])
 _FLOAT32 = {
-    "cuda": frozenset(
-        """acos asin cosh cosine_similarity cumprod cumsum dist exp expm1 group_norm layer_norm log log10 log1p log2
-        log_softmax logsumexp norm pow prod reciprocal rms_norm rsqrt sinh softmax softplus sum tan
-        upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d
-        upsample_nearest3d upsample_trilinear3d""".split()
-    ),
-    "cpu": frozenset("avg_pool3d cdist prod quantile trace".split()),
+    "cuda": frozenset([
+        "acos", "asin", "cosh", "cosine_similarity", "cumprod", "cumsum", "dist", "exp", "expm1",
+        "group_norm", "layer_norm", "log", "log10", "log1p", "log2", "log_softmax", "logsumexp",
+        "norm", "pow", "prod", "reciprocal", "rms_norm", "rsqrt", "sinh", "softmax", "softplus",
+        "sum", "tan", "upsample_bicubic2d", "upsample_bilinear2d", "upsample_linear1d",
+        "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_trilinear3d",
+    ]),
+    "cpu": frozenset(["avg_pool3d", "cdist", "prod", "quantile", "trace"]),
 }
-_WIDEST = frozenset(
-    "addcdiv addcmul bilinear cat cross dot index_copy index_put scatter_add stack tensordot vdot".split()
-)
+_WIDEST = frozenset([
+    "addcdiv", "addcmul", "bilinear", "cat", "cross", "dot", "index_copy", "index_put",
+    "scatter_add", "stack", "tensordot", "vdot",
+])
+# fmt: on
 
 
 def cast_arguments(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:

@@ -1,8 +1,8 @@
 """What a torch function is called, whichever of its many spellings was used.
 
-`x + y`, `torch.add(x, y)`, `x.add(y)` and `x += y` reach a `TorchFunctionMode` as different objects. A `Call` names the operation once
-(`add`) and says whether it writes into its first argument. Functions written in Python (most of `torch.nn.functional`) are
-not operations: they are *entered*, so that the operations inside are seen instead.
+`x + y`, `torch.add(x, y)`, `x.add(y)` and `x += y` reach a `TorchFunctionMode` as different objects. A `Call` names
+the operation once (`add`) and says whether it writes into its first argument. Functions written in Python (most of
+`torch.nn.functional`) are not operations: they are *entered*, so that the operations inside are seen instead.
 """
 
 import types

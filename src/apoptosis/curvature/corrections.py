@@ -4,8 +4,9 @@
 - `hardsigmoid`: its backward has no derivative, not even by the adjoint it is linear in.
 - recurrent layers: on CUDA they have no second derivative.
 - `embedding_bag`, `cdist`, `pdist`: their backwards have no derivative either.
-- `embedding` with a padding row: the row's gradient is dropped by convention, so the Jacobian of the gradient is not symmetric and
-  double backward gives its transpose. It is run without the convention, and the row is dropped from the result.
+- `embedding` with a padding row: the row's gradient is dropped by convention, so the Jacobian of the gradient is not
+  symmetric and double backward gives its transpose. It is run without the convention, and the row is dropped from the
+  result.
 """
 
 from collections.abc import Callable
@@ -48,9 +49,13 @@ def _embedding_bag(
     _, bag_of, *others = torch.embedding_bag(weight.detach(), indices, offsets, *rest)
     num_bags = others[0].numel() if mode else len(offsets)
     rows = weight[indices]
-    counted = torch.ones_like(rows[:, :1]) if padding in (None, -1) else (indices != padding)[:, None]
+    counted = (
+        torch.ones_like(rows[:, :1]) if padding in (None, -1) else (indices != padding)[:, None]
+    )
     rows = rows if by_sample is None else rows * by_sample[:, None]
-    bag_of = torch.bucketize(torch.arange(len(indices), device=offsets.device), offsets, right=True) - 1
+    bag_of = (
+        torch.bucketize(torch.arange(len(indices), device=offsets.device), offsets, right=True) - 1
+    )
     if mode == 2:
         start = torch.full((num_bags, weight.shape[1]), float("-inf"), dtype=rows.dtype)
         at = bag_of[:, None].expand_as(rows)
@@ -123,4 +128,6 @@ class Corrections(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-_PYTHON = frozenset({"cdist", "embedding", "embedding_bag", "hardsigmoid", "multi_head_attention_forward"})
+_PYTHON = frozenset(
+    {"cdist", "embedding", "embedding_bag", "hardsigmoid", "multi_head_attention_forward"}
+)

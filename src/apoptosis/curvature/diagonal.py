@@ -1,8 +1,8 @@
 """The diagonal of a curvature matrix by Hutchinson's estimate: E[v ⊙ Hv] = diag H for v with independent entries ±1.
 
-The product is exact, so the only error is the estimate's own: off-diagonal entries leak in with mean 0 and a variance of Σ_{r≠q} H_qr² per
-probe. Over all 2^p sign vectors it vanishes (that is a test). Fresh signs are drawn for every batch, so data average
-it out as well.
+The product is exact, so the only error is the estimate's own: off-diagonal entries leak in with mean 0 and a variance
+of Σ_{r≠q} H_qr² per probe. Over all 2^p sign vectors it vanishes (that is a test). Fresh signs are drawn for every
+batch, so data average it out as well.
 """
 
 from collections.abc import Iterable

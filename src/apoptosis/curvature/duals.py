@@ -1,8 +1,8 @@
 """Values that carry a tangent, and where the tangent is kept.
 
-A *dual* is a value x with its tangent x̂ = d/dt x(θ + tδ). The model only ever sees the value, an ordinary tensor; its `Record`
-hangs on that very tensor, so it lives exactly as long as the value does. The model's own parameters and buffers are
-never written to: their records are kept in a table beside (`Ledger`).
+A *dual* is a value x with its tangent x̂ = d/dt x(θ + tδ). The model only ever sees the value, an ordinary tensor;
+its `Record` hangs on that very tensor, so it lives exactly as long as the value does. The model's own parameters and
+buffers are never written to: their records are kept in a table beside (`Ledger`).
 
 Two states need care. A tangent that is None is an exact zero: known, and free. A value may also have *moved*: after an
 in-place operation on a tensor nobody has a view of, the result lives in a new tensor and the old object points to it.

@@ -1,13 +1,14 @@
 """Any operation at all: value, tangent and second derivative by torch's own means.
 
-Forward: the value, and the tangent by forward-mode differentiation of this one operation, else by differentiating its backward (a
-double vjp). Only x and x̂ are remembered. Backward, with A, B the adjoints of y, ŷ: the operation is run again with a graph,
+Forward: the value, and the tangent by forward-mode differentiation of this one operation, else by differentiating its
+backward (a double vjp). Only x and x̂ are remembered. Backward, with A, B the adjoints of y, ŷ: the operation is run
+again with a graph,
 
     v = Jᵀ B,    adjoint of x̂ = v,    adjoint of x = Jᵀ A + ∇ₓ⟨v, x̂⟩,
 
-the last term being curvature. This is right even where recorded forward-mode differentiation is not (norms in train mode), because nothing is
-differentiated twice that torch has not a formula for. It costs a second run of the operation, so whatever is met often has a
-rule of its own; what comes here is counted and reported.
+the last term being curvature. This is right even where recorded forward-mode differentiation is not (norms in train
+mode), because nothing is differentiated twice that torch has not a formula for. It costs a second run of the
+operation, so whatever is met often has a rule of its own; what comes here is counted and reported.
 """
 
 from collections.abc import Callable
@@ -210,9 +211,7 @@ def _pull_back(
     create_graph: bool = False,
 ) -> list[Tensor | None]:
     pairs = [
-        (y, a)
-        for y, a in zip(outputs, adjoints, strict=True)
-        if a is not None and y.requires_grad
+        (y, a) for y, a in zip(outputs, adjoints, strict=True) if a is not None and y.requires_grad
     ]
     if not pairs:
         return [None] * len(leaves)
@@ -235,9 +234,7 @@ def _add_bend(
     tangents: Any,
 ) -> list[Tensor | None]:
     pairs = [
-        (v, t)
-        for v, t in zip(pulled, tangents, strict=True)
-        if v is not None and v.requires_grad
+        (v, t) for v, t in zip(pulled, tangents, strict=True) if v is not None and v.requires_grad
     ]
     if not pairs:
         return to_values

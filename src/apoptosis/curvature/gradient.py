@@ -1,13 +1,13 @@
-"""First derivatives over a data set: the mean gradient, and the mean squared gradient of single samples (the Fisher diagonal).
+"""First derivatives over a data set: the mean gradient, and the mean squared gradient of samples (Fisher diagonal).
 
-The gradient of the mean loss is one backward per batch. The Fisher diagonal is not its square: each sample's own gradient is squared, then
-averaged,
+The gradient of the mean loss is one backward per batch. The Fisher diagonal is not its square: each sample's own
+gradient is squared, then averaged,
 
     F_qq = (1/N) Σₙ (∂ℓₙ/∂θ_q)²,
 
-with labels drawn from the model's own distribution (then F is the GGN of a likelihood, in expectation) or those of the data
-(the *empirical* Fisher, which converges to neither). Samples are differentiated together by `vmap` where the model allows
-it, one by one where not.
+with labels drawn from the model's own distribution (then F is the GGN of a likelihood, in expectation) or those of
+the data (the *empirical* Fisher, which converges to neither). Samples are differentiated together by `vmap` where the
+model allows it, one by one where not.
 """
 
 from collections.abc import Iterable, Iterator
@@ -72,7 +72,9 @@ def fisher_diagonal(
         seed: for the sampling.
     """
     if labels not in ("sampled", "data"):
-        raise ConfigError(f"labels={labels!r} was asked for; a Fisher has labels 'sampled' or 'data'.")
+        raise ConfigError(
+            f"labels={labels!r} was asked for; a Fisher has labels 'sampled' or 'data'."
+        )
     task, problem = task or Task.classification(), pose(model, None, _FISHER)
     generators: dict[torch.device, torch.Generator] = {}
 
@@ -119,9 +121,7 @@ def _together(problem: Problem, task: Task, piece: Batch) -> dict[str, Tensor]:
     mapped = [0 if isinstance(x, Tensor) and x.dim() and len(x) == size else None for x in leaves]
 
     def loss(parameters: dict[str, Tensor], *parts: Any) -> Tensor:
-        single = [
-            x.unsqueeze(0) if dim == 0 else x for x, dim in zip(parts, mapped, strict=True)
-        ]
+        single = [x.unsqueeze(0) if dim == 0 else x for x, dim in zip(parts, mapped, strict=True)]
         sample = tree_unflatten(single, tree)
         args, kwargs = task.inputs(sample)
         outputs = functional_call(problem.model, parameters, args, kwargs)

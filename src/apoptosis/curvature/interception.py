@@ -1,11 +1,13 @@
 """Seeing every torch operation of an unmodified model, once, in one form.
 
-`Interceptor` is a `TorchFunctionMode`. It names each call (`calls`), enters functions written in Python, turns writing operations into
-returning ones, finds the record of every argument (`duals`), and hands the rest to `operate`, which subclasses define.
-The model's parameters, buffers and flags stay as they are: a write to a buffer goes to a private copy.
+`Interceptor` is a `TorchFunctionMode`. It names each call (`calls`), enters functions written in Python, turns
+writing operations into returning ones, finds the record of every argument (`duals`), and hands the rest to `operate`,
+which subclasses define. The model's parameters, buffers and flags stay as they are: a write to a buffer goes to a
+private copy.
 
-What leaves Python is invisible here: a custom `autograd.Function`, `vmap`, a scripted module. Their outputs require grad but have no
-record; meeting one is an error (`LostTangentError`), because going on would drop its derivative silently.
+What leaves Python is invisible here: a custom `autograd.Function`, `vmap`, a scripted module. Their outputs require
+grad but have no record; meeting one is an error (`LostTangentError`), because going on would drop its derivative
+silently.
 """
 
 import re
@@ -235,7 +237,7 @@ class Interceptor(TorchFunctionMode):
 
     @contextmanager
     def watching_norms(self) -> Iterator[None]:
-        """Count how deep inside hand-written norm modules the forward is, by hooks on all modules, none on the model."""
+        """Count how deep inside hand-written norm modules the forward is, by global hooks, none on the model."""
 
         def enter(module: nn.Module, _args: object) -> None:
             self.norm_depth += is_handwritten_norm(type(module))
@@ -302,7 +304,7 @@ def is_handwritten_norm(kind: type[nn.Module]) -> bool:
 
 @contextmanager
 def contained(devices: Iterable[torch.device], *, checkpoints: bool = True) -> Iterator[None]:
-    """Whatever happens inside leaves RNG states alone, runs eagerly, and checkpoints in a way modes can follow, or not."""
+    """Whatever happens inside leaves RNG states alone, runs eagerly, and checkpoints as modes can follow, or not."""
     cuda = sorted(device.index or 0 for device in devices if device.type == "cuda")
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=cuda))

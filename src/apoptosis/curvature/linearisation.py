@@ -1,9 +1,10 @@
-"""`connectivity` by its definition: every operation that is no product, replaced by its linearisation at the current point.
+"""`connectivity` by its definition: every operation that is no product is replaced by its linearisation.
 
     f̃(x) = f(x₀) + J_f(x₀)·(x − x₀)
 
-has f's value and slope and no curvature. What remains curved are the products: weight × input, left × right. Composite operations are
-taken apart into products and the rest: norms into normalisation and affine part, attention into q·k, softmax and S·v.
+has f's value and slope and no curvature. What remains curved are the products: weight × input, left × right.
+Composite operations are taken apart into products and the rest: norms into normalisation and affine part, attention
+into q·k, softmax and S·v.
 """
 
 import math
@@ -74,7 +75,11 @@ def linearised(f: Callable[..., Any], *xs: Tensor) -> Any:
         if not pairs:  # rounding: the slope is 0
             return _rebuild(outputs, iter(y.detach() for y in flat), {id(y) for y in flat})
         slopes = torch.autograd.grad(
-            [v for v, _ in pairs], probes, [d for _, d in pairs], create_graph=True, allow_unused=True
+            [v for v, _ in pairs],
+            probes,
+            [d for _, d in pairs],
+            create_graph=True,
+            allow_unused=True,
         )
     surrogates = iter(
         y.detach() if slope is None else y.detach() + slope
@@ -89,9 +94,7 @@ def _step(x: Tensor) -> Tensor:
     return finite - finite.detach()
 
 
-def _linearise_call(
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _linearise_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with torch.enable_grad():
         plain = func(*values_of(args), **values_of(kwargs))
     produced = [t for t in _tensors(plain) if t.requires_grad]
@@ -197,7 +200,9 @@ def _layer_norm(
     return _affine(_frozen(lambda t: F.layer_norm(t, shape, eps=eps), x), weight, bias, shape)
 
 
-def _rms_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+def _rms_norm(
+    x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
     return _affine(_frozen(lambda t: F.rms_norm(t, shape, eps=eps), x), weight, None, shape)
 
 

@@ -3,7 +3,8 @@
 For a layer y = W∗x + b the connectivity product of W has three parts:
 
 - *upper series* (Theorem 1, first sum): the layers above, moved by δ, act on this layer's output;
-- *lower series* (Theorem 1, second sum): X̂, this layer's input moved by the layers below, enters the weight's gradient: B∗X̂;
+- *lower series* (Theorem 1, second sum): X̂, this layer's input moved by the layers below, enters the weight's
+  gradient: B∗X̂;
 - *parallel* (Theorem 2): through products of activations, q·k and S·v of attention, gates.
 
 Each is the connectivity product with the other two switched off; they add up to it exactly.

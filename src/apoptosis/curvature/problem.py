@@ -1,7 +1,7 @@
 """What both paths share: the question, checked, and the mean over the data.
 
-A `Problem` is a model with the parameters that count and a direction δ for them. A *pass* answers it for one piece of data; the answer
-for all data is the mean weighted by `task.count`, so it does not depend on how the data are cut.
+A `Problem` is a model with the parameters that count and a direction δ for them. A *pass* answers it for one piece of
+data; the answer for all data is the mean weighted by `task.count`, so it does not depend on how the data are cut.
 """
 
 import math
@@ -85,17 +85,20 @@ def pose(
     if not parameters:
         found = sum(1 for _ in model.parameters())
         raise ModelError(
-            f"Curvature was asked for, but none of the model's {found} parameters requires grad, so there is nothing to "
-            "score. Unfreeze what should be scored: parameter.requires_grad_(True) (integer and quantised weights cannot be)."
+            f"Curvature was asked for, but none of the model's {found} parameters requires grad, so there is nothing "
+            "to score. Unfreeze what should be scored: parameter.requires_grad_(True) (integer and quantised weights "
+            "cannot be)."
         )
     for name, parameter in parameters.items():
         if not parameter.is_floating_point():
             raise ModelError(
-                f"Parameter {name!r} has dtype {parameter.dtype}; only real floating-point parameters have a curvature. "
-                "Score the model before it is quantised, or freeze that parameter."
+                f"Parameter {name!r} has dtype {parameter.dtype}; only real floating-point parameters have a "
+                "curvature. Score the model before it is quantised, or freeze that parameter."
             )
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
-        raise ModelError("The model has lazy parameters without shapes. Run it once on a batch, then score it.")
+        raise ModelError(
+            "The model has lazy parameters without shapes. Run it once on a batch, then score it."
+        )
     delta = _check_direction(parameters, direction)
     tensors = (*model.parameters(), *model.buffers())
     return Problem(model, parameters, delta, kind, wants_gradient, tensors)
@@ -110,21 +113,25 @@ def _check_direction(
     if unknown:
         known = ", ".join(list(parameters)[:4])
         raise DirectionError(
-            f"The direction names {', '.join(map(repr, unknown[:4]))}, which the model has not among its trainable parameters "
-            f"({known}, ...). Use the names of model.named_parameters(); a name left out means 0 there."
+            f"The direction names {', '.join(map(repr, unknown[:4]))}, which the model has not among its trainable "
+            f"parameters ({known}, ...). Use the names of model.named_parameters(); a name left out means 0 there."
         )
     for name, delta in direction.items():
         if not isinstance(delta, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise DirectionError(f"The direction for {name!r} is a {type(delta).__name__}; it must be a tensor.")
+            raise DirectionError(
+                f"The direction for {name!r} is a {type(delta).__name__}; it must be a tensor."
+            )
         if delta.shape != parameters[name].shape:
             raise DirectionError(
-                f"The direction for {name!r} has shape {tuple(delta.shape)}, the parameter {tuple(parameters[name].shape)}. "
-                "Both must be equal."
+                f"The direction for {name!r} has shape {tuple(delta.shape)}, the parameter "
+                f"{tuple(parameters[name].shape)}. Both must be equal."
             )
     given = [delta for delta in direction.values() if delta.numel()]
     for name, value in zip(direction, _largest(given), strict=False):
         if not math.isfinite(value):
-            raise DirectionError(f"The direction for {name!r} holds NaN or infinity. Its entries must be finite.")
+            raise DirectionError(
+                f"The direction for {name!r} holds NaN or infinity. Its entries must be finite."
+            )
     return {
         name: direction[name].detach().to(p.device, p.dtype) if name in direction else None
         for name, p in parameters.items()
@@ -163,7 +170,9 @@ def _pieces(batch: Batch, task: Task, micro_batch: int | None) -> Iterable[Batch
     if micro_batch is None:
         return [batch]
     if micro_batch < 1:
-        raise ConfigError(f"micro_batch={micro_batch} was asked for; it is a number of samples, at least 1.")
+        raise ConfigError(
+            f"micro_batch={micro_batch} was asked for; it is a number of samples, at least 1."
+        )
     return task.split(batch, micro_batch)
 
 
@@ -181,8 +190,8 @@ def _check_devices(batch: Batch, devices: set[torch.device]) -> None:
     for tensor in tensors_in(batch):
         if tensor.device not in devices:
             raise DataError(
-                f"A batch holds a tensor on {tensor.device}, but the model is on {', '.join(sorted(map(str, devices)))}. "
-                "Move one to the other: batch.to(device) or model.to(device)."
+                f"A batch holds a tensor on {tensor.device}, but the model is on "
+                f"{', '.join(sorted(map(str, devices)))}. Move one to the other: batch.to(device) or model.to(device)."
             )
 
 
@@ -206,9 +215,7 @@ class _Total:
             self._accumulate(self.gradient, one.gradient, count)
 
     @torch.no_grad()
-    def _accumulate(
-        self, totals: Tensors, parts: Mapping[str, Tensor | None], count: int
-    ) -> None:
+    def _accumulate(self, totals: Tensors, parts: Mapping[str, Tensor | None], count: int) -> None:
         share = count / self.count
         for name, part in parts.items():
             if part is None:
@@ -224,8 +231,8 @@ class _Total:
     def mean(self) -> Curvature:
         if self.count == 0:
             raise DataError(
-                "There was no sample in the batches. Pass at least one batch; an iterator that was used before is empty, "
-                "so give a list or a loader that can be run again."
+                "There was no sample in the batches. Pass at least one batch; an iterator that was used before is "
+                "empty, so give a list or a loader that can be run again."
             )
         self._check_finite()
         unreached = tuple(n for n in self.problem.parameters if n not in self.product)
@@ -248,8 +255,10 @@ class _Total:
                 dtype = torch.promote_types(p.dtype, torch.float32)
                 total = torch.zeros_like(p, dtype=dtype, requires_grad=False)
             storage = total.untyped_storage()
-            if storage.data_ptr() in seen or storage.nbytes() != total.numel() * total.element_size():
-                total = total.clone()  # autograd may hand one tensor, or a view, to several parameters
+            size = total.numel() * total.element_size()
+            if storage.data_ptr() in seen or storage.nbytes() != size:
+                # Autograd may hand one tensor, or a view, to several parameters.
+                total = total.clone()
             seen.add(total.untyped_storage().data_ptr())
             made[name] = total
         return made
@@ -262,15 +271,15 @@ class _Total:
         if not all(map(math.isfinite, largest)):
             bad = [n for n, value in zip(names, largest, strict=True) if not math.isfinite(value)]
             raise NonFiniteError(
-                f"The loss is finite ({self.loss / self.count:.4g}) but the curvature product of {bad[0]!r} (and {len(bad) - 1} "
-                "more) is not: a derivative overflowed, or an operation has none at this point (sqrt or norm at 0). Try "
-                "float32 or float64 instead of half precision, and look at that layer's inputs."
+                f"The loss is finite ({self.loss / self.count:.4g}) but the curvature product of {bad[0]!r} (and "
+                f"{len(bad) - 1} more) is not: a derivative overflowed, or an operation has none at this point (sqrt "
+                "or norm at 0). Try float32 or float64 instead of half precision, and look at that layer's inputs."
             )
 
 
 @dataclass(frozen=True)
 class Start:
-    """The loss and its derivatives by the outputs z: `slope` ∂loss/∂z, `on_value` (∇²loss) ẑ, 0 where the kind leaves it out."""
+    """The loss and its derivatives by the outputs z: `slope` ∂loss/∂z, `on_value` (∇²loss) ẑ or 0, as the kind asks."""
 
     loss: float
     slope: Tensor
@@ -292,9 +301,11 @@ def start_backward(
         except RuntimeError as error:
             raise LossError(
                 f"Kind {kind.name!r} needs the second derivative of the loss, and torch has none for it: {error}. "
-                "Use kind='functional' or 'connectivity', which need only the first, or write the loss with other operations."
+                "Use kind='functional' or 'connectivity', which need only the first, or write the loss with other "
+                "operations."
             ) from error
-    if on_value is None:  # an adjoint all the same: what the outputs depend on is then told apart from what has curvature 0
+    if on_value is None:
+        # An adjoint all the same: what the outputs depend on is then told apart from what has curvature 0.
         on_value = torch.zeros_like(leaf)
     return Start(value, slope.detach(), on_value)
 
@@ -312,13 +323,13 @@ def _check_loss(loss: Tensor) -> float:
         )
     if not loss.requires_grad:
         raise LossError(
-            "The task's loss does not depend on the model's outputs in a differentiable way (detached, rounded, or an argmax?). "
-            "Use a differentiable loss."
+            "The task's loss does not depend on the model's outputs in a differentiable way (detached, rounded, or "
+            "an argmax?). Use a differentiable loss."
         )
     value = loss.item()
     if not math.isfinite(value):
         raise NonFiniteError(
-            f"The loss of a batch is {value}. Scores of such a batch mean nothing: check its inputs and labels for NaN, and the "
-            "model's weights; in half precision try float32."
+            f"The loss of a batch is {value}. Scores of such a batch mean nothing: check its inputs and labels for "
+            "NaN, and the model's weights; in half precision try float32."
         )
     return value

@@ -1,8 +1,8 @@
 """The fast path: value and tangent in one forward, one backward, any model.
 
-One forward carries x and x̂ = d/dt x(θ + tδ) through every operation (`tangents`); with s = ⟨∂L/∂z, ẑ⟩ one backward of s by θ at fixed δ gives
-the product (`switches` has the four kinds). With δ = θ that is 2 forward and 4 backward products where a training step has 1
-and 2: 2.0 times its arithmetic, and the same factor in memory.
+One forward carries x and x̂ = d/dt x(θ + tδ) through every operation (`tangents`); with s = ⟨∂L/∂z, ẑ⟩ one backward
+of s by θ at fixed δ gives the product (`switches` has the four kinds). With δ = θ that is 2 forward and 4 backward
+products where a training step has 1 and 2: 2.0 times its arithmetic, and the same factor in memory.
 """
 
 from collections.abc import Iterable, Mapping
@@ -42,8 +42,8 @@ def curvature_product(  # noqa: PLR0913 - one question, seven answers a user may
 ) -> Curvature:
     """H δ of the mean loss, exactly, for every trainable parameter of an unmodified model.
 
-    The model runs in the mode it is in (eval or train); BatchNorm's statistics are not touched in either, nor is anything else of
-    it: parameters, buffers, gradients, flags, hooks and random states stay as they are.
+    The model runs in the mode it is in (eval or train); BatchNorm's statistics are not touched in either, nor is
+    anything else of it: parameters, buffers, gradients, flags, hooks and random states stay as they are.
 
     Args:
         model: any module; parameters with `requires_grad=False` have δ = 0 and no result.
@@ -132,8 +132,8 @@ def forward(
     outputs, record = mode.ledger.current(outputs)
     if not outputs.requires_grad:
         raise ModelError(
-            "The model's outputs depend on none of its trainable parameters. Were they detached, computed under no_grad, or "
-            "turned into integers? Let the model return differentiable outputs while it is scored."
+            "The model's outputs depend on none of its trainable parameters. Were they detached, computed under "
+            "no_grad, or turned into integers? Let the model return differentiable outputs while it is scored."
         )
     if record is None:
         raise lost_tangent("the model's output", outputs)

@@ -1,8 +1,8 @@
 """Recurrent layers, taken apart into the products and activations they are made of.
 
-torch runs them as one operation, on CUDA as one kernel that has no second derivative and, in eval mode, no first. Step by step they are linear
-layers, sigmoids, tanhs and products like any other, and `connectivity` means the same in them as elsewhere. Packed
-sequences are left to torch's own operation.
+torch runs them as one operation, on CUDA as one kernel that has no second derivative and, in eval mode, no first.
+Step by step they are linear layers, sigmoids, tanhs and products like any other, and `connectivity` means the same in
+them as elsewhere. Packed sequences are left to torch's own operation.
 """
 
 from collections.abc import Callable
@@ -137,4 +137,8 @@ RECURRENT: dict[str, Callable[..., Any]] = {
 
 def is_packed(name: str, args: tuple[Any, ...]) -> bool:
     """Whether a call is the form for packed sequences, whose second argument are batch sizes."""
-    return not name.endswith("cell") and isinstance(args[1], Tensor) and not args[1].is_floating_point()
+    return (
+        not name.endswith("cell")
+        and isinstance(args[1], Tensor)
+        and not args[1].is_floating_point()
+    )

@@ -1,14 +1,15 @@
 """The reference path: the same products another way, slow, universal, and simple enough to be believed.
 
-`hessian` and `functional` are double backward: the gradient of ⟨gradient, δ⟩. `ggn` is Jᵀ(∇²loss)J by two vector-Jacobian products. `connectivity` is the
-definition itself: every operation that is no product is replaced by its linearisation at the current point,
+`hessian` and `functional` are double backward: the gradient of ⟨gradient, δ⟩. `ggn` is Jᵀ(∇²loss)J by two
+vector-Jacobian products. `connectivity` is the definition itself: every operation that is no product is replaced by
+its linearisation at the current point,
 
     f(x₀) + J_f(x₀)·(x − x₀),
 
 and what is left is differentiated twice (`linearised`). Tests check this path by finite differences.
 
-torch's obvious route, `grad` of `jvp`, is silently wrong on norms. Double backward is right but for a few operations that torch
-differentiates twice wrongly or not at all; they are replaced by equal ones (`corrections`).
+torch's obvious route, `grad` of `jvp`, is silently wrong on norms. Double backward is right but for a few operations
+that torch differentiates twice wrongly or not at all; they are replaced by equal ones (`corrections`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -40,10 +41,14 @@ def reference_product(
     direction: Mapping[str, Tensor] | None = None,
     gradient: bool = False,
 ) -> Curvature:
-    """What `curvature_product` computes, by double backward. For checking, and for models that hide derivatives from it."""
+    """What `curvature_product` computes, by double backward: for checking, and for models that it cannot follow."""
     task = task or Task.classification()
     problem = pose(model, direction, find_kind(kind), wants_gradient=gradient)
-    with contained(problem.devices, checkpoints=False), buffers_restored(model), sdpa_kernel(SDPBackend.MATH):
+    with (
+        contained(problem.devices, checkpoints=False),
+        buffers_restored(model),
+        sdpa_kernel(SDPBackend.MATH),
+    ):
         return mean_over(problem, batches, task, lambda batch: _one_pass(problem, task, batch))
 
 
@@ -101,9 +106,7 @@ def _pull_back(outputs: Tensor, parameters: list[Any], adjoint: Tensor) -> list[
 def _push_forward(outputs: Tensor, parameters: list[Any], direction: list[Tensor]) -> Tensor:
     """J δ, as the derivative of u ↦ ⟨Jᵀu, δ⟩."""
     probe = torch.zeros_like(outputs, requires_grad=True)
-    pulled = torch.autograd.grad(
-        outputs, parameters, probe, create_graph=True, allow_unused=True
-    )
+    pulled = torch.autograd.grad(outputs, parameters, probe, create_graph=True, allow_unused=True)
     pairs = [(v, d) for v, d in zip(pulled, direction, strict=True) if v is not None]
     return torch.autograd.grad(
         [v for v, _ in pairs], probe, [d for _, d in pairs], retain_graph=True
@@ -114,9 +117,7 @@ def _curvature_of_network(
     outputs: Tensor, slope: Tensor, parameters: list[Any], direction: list[Tensor]
 ) -> list[Tensor | None]:
     """∇ ⟨Jᵀc, δ⟩ with c = ∂loss/∂z held fixed."""
-    gradient = torch.autograd.grad(
-        outputs, parameters, slope, create_graph=True, allow_unused=True
-    )
+    gradient = torch.autograd.grad(outputs, parameters, slope, create_graph=True, allow_unused=True)
     pairs = [
         (g, d)
         for g, d in zip(gradient, direction, strict=True)
@@ -138,6 +139,4 @@ def _curvature_of_network(
 
 
 def _add(a: list[Tensor | None], b: list[Tensor | None]) -> list[Tensor | None]:
-    return [
-        y if x is None else x if y is None else x + y for x, y in zip(a, b, strict=True)
-    ]
+    return [y if x is None else x if y is None else x + y for x, y in zip(a, b, strict=True)]

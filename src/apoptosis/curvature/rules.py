@@ -1,12 +1,13 @@
 """The table of tangent rules: one entry per operation, found by exact name.
 
-A rule is a function `(kept, func, args, kwargs)` giving the `Dual` (or tuple of them) that the operation makes of its arguments,
-in which tensors that depend on θ are `Dual`s. `kept` says which second derivatives may flow back (`switches`): where a
-rule's tangent depends on a value whose curvature is frozen, it uses the value detached (`keep`).
+A rule is a function `(kept, func, args, kwargs)` giving the `Dual` (or tuple of them) that the operation makes of its
+arguments, in which tensors that depend on θ are `Dual`s. `kept` says which second derivatives may flow back
+(`switches`): where a rule's tangent depends on a value whose curvature is frozen, it uses the value detached
+(`keep`).
 
-An entry also carries the mathematics in one line and samples: inputs that the tests run it on, against finite differences, in
-every kind. A rule without samples cannot be registered. There are no guesses: a name that is not here takes the generic
-path of `fallback`, which is exact and slower, and is counted.
+An entry also carries the mathematics in one line and samples: inputs that the tests run it on, against finite
+differences, in every kind. A rule without samples cannot be registered. There are no guesses: a name that is not here
+takes the generic path of `fallback`, which is exact and slower, and is counted.
 """
 
 import inspect

@@ -1,12 +1,13 @@
 """Softmax and attention.
 
-S = softmax(a) has the symmetric Jacobian J v = S·(v − ⟨S, v⟩), so its backward kernel is its tangent: Ŝ = S·(â − ⟨S, â⟩), rows of which
-sum to 0. (Algorithm 1 of the paper prints softmax(â), which is no derivative.) Its curvature, frozen in `connectivity`, is
+S = softmax(a) has the symmetric Jacobian J v = S·(v − ⟨S, v⟩), so its backward kernel is its tangent:
+Ŝ = S·(â − ⟨S, â⟩), rows of which sum to 0. (Algorithm 1 of the paper prints softmax(â), which is no derivative.) Its
+curvature, frozen in `connectivity`, is
 
     ∇ₐ ⟨B, J(a) â⟩ = J(B·â − B·⟨S, â⟩ − â·⟨B, S⟩).
 
-Attention is two products with a softmax between: q·k and S·v count as products. The common case is one operation (`attention`); masks
-that are learnt and dropout take it apart.
+Attention is two products with a softmax between: q·k and S·v count as products. The common case is one operation
+(`attention`); masks that are learnt and dropout take it apart.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """Operations without a usable derivative of their backward in torch, taken apart into ones that have it.
 
-`_weight_norm`'s double backward is wrong, `cdist`'s and `pdist`'s is missing; the generic path would inherit that. As one operation each they
-are frozen in `connectivity`.
+`_weight_norm`'s double backward is wrong, `cdist`'s and `pdist`'s is missing; the generic path would inherit that. As
+one operation each they are frozen in `connectivity`.
 """
 
 from dataclasses import replace

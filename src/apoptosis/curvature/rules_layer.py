@@ -4,18 +4,19 @@ With δ = θ, y = W∗x + b has the tangent
 
     ŷ = δW∗x + W∗x̂ + δb = y + W∗x̂ = layer(x + x̂) − … + …,
 
-so value and tangent take two products instead of three. Backward, with A, B the adjoints of y, ŷ (B is the ordinary ∂L/∂y):
+so value and tangent take two products instead of three. Backward, with A, B the adjoints of y, ŷ (B is the ordinary
+∂L/∂y):
 
     Hθ for W   = A∗x + B∗x̂      (the two series terms: from above, from below)
     Hθ for b   = Σ A
     adjoint x̂ = Wᵀ∗B            adjoint x = Wᵀ∗A + Wᵀ∗B
 
-Four products, 2.0 times a training step in all. Where x and x̂ lie side by side in one buffer (`stacking`) each pair of products is
-one call on a doubled batch. The gradient B∗x costs one product more and is computed only where it is asked for: it is
-the adjoint of δW.
+Four products, 2.0 times a training step in all. Where x and x̂ lie side by side in one buffer (`stacking`) each pair
+of products is one call on a doubled batch. The gradient B∗x costs one product more and is computed only where it is
+asked for: it is the adjoint of δW.
 
-The identity needs δ = θ on all of the layer's parameters. Any other direction, frozen parameters and weights that are themselves
-computed take the general rule, δW∗x + W∗x̂ + δb.
+The identity needs δ = θ on all of the layer's parameters. Any other direction, frozen parameters and weights that are
+themselves computed take the general rule, δW∗x + W∗x̂ + δb.
 """
 
 from collections.abc import Callable, Sequence
@@ -375,8 +376,10 @@ def _register_transposed(name: str, dims: int, function: Callable[..., Tensor]) 
 
 
 def _tuple(value: Any, dims: int) -> tuple[int, ...]:
-    return (int(value),) * dims if isinstance(value, int) else tuple(value) * (
-        dims if len(value) == 1 else 1
+    return (
+        (int(value),) * dims
+        if isinstance(value, int)
+        else tuple(value) * (dims if len(value) == 1 else 1)
     )
 
 

@@ -1,7 +1,7 @@
 """Operations that are linear in every floating-point tensor they take: the tangent is the operation on the tangents.
 
-ŷ = f(x̂). Value and tangent each go through torch's own operation and its own derivative, views stay views, and there is no
-curvature to keep. Affine operations (padding with a constant, filling) drop their constant in the tangent.
+ŷ = f(x̂). Value and tangent each go through torch's own operation and its own derivative, views stay views, and there
+is no curvature to keep. Affine operations (padding with a constant, filling) drop their constant in the tangent.
 """
 
 from collections.abc import Callable
@@ -244,7 +244,8 @@ def feature_dropout(_kept: Switches, x: Dual, p: float, train: bool) -> Dual:  #
 )
 def embedding(_kept: Switches, weight: Any, indices: Tensor, *options: Any, **named: Any) -> Dual:
     """Looking up rows is linear in the table."""
-    # A padding row is looked up like any other; only its gradient is dropped, by convention, for value and tangent alike.
+    # A padding row is looked up like any other; only its gradient is dropped, by convention, for value and tangent
+    # alike.
     weight = lift(weight)
     rows = torch.embedding(weight.value, indices, *options, **named)
     looked_up = (
@@ -293,8 +294,11 @@ def embedding_bag(kept: Switches, weight: Any, indices: Tensor, offsets: Tensor,
     if weight.tangent is not None and _BAG_MODES[options[1]] == "max":
         tangent = weight.tangent.gather(0, others[-1])
     elif weight.tangent is not None:
-        flows = kept.product(of_weight=weight.weight, by_weight=by_sample is not None and by_sample.weight)
-        tangent = bags(weight.tangent, None if by_sample is None else keep(by_sample.value, flows))[0]
+        flows = kept.product(
+            of_weight=weight.weight, by_weight=by_sample is not None and by_sample.weight
+        )
+        samples = None if by_sample is None else keep(by_sample.value, flows)
+        tangent = bags(weight.tangent, samples)[0]
     if by_sample is not None and by_sample.tangent is not None:
         flows = kept.product(of_weight=by_sample.weight, by_weight=weight.weight)
         extra = bags(keep(weight.value, flows), by_sample.tangent)[0]

@@ -1,12 +1,12 @@
 """Activations: y = φ(x) entry by entry, ŷ = φ'(x)·x̂.
 
-The slope φ'(x)·v is the operation's own backward kernel applied to v; the same kernel serves the tangent forward and both adjoints
-backward. With A, B the adjoints of y, ŷ:
+The slope φ'(x)·v is the operation's own backward kernel applied to v; the same kernel serves the tangent forward and
+both adjoints backward. With A, B the adjoints of y, ŷ:
 
     adjoint of x̂ = φ'(x)·B          adjoint of x = φ'(x)·A + φ''(x)·x̂·B
 
-The last term is curvature (`Switches.curved`); without it x̂ need not be remembered. A `bend` of None says φ'' = 0 almost
-everywhere: piecewise linear.
+The last term is curvature (`Switches.curved`); without it x̂ need not be remembered. A `bend` of None says φ'' = 0
+almost everywhere: piecewise linear.
 """
 
 import math
@@ -124,17 +124,13 @@ def clamp(_kept: Switches, x: Any, min: Any = None, max: Any = None) -> Dual:  #
     return Dual(value, tangent)
 
 
-@tangent_rule(
-    "clamp_min", family="pointwise", samples=lambda: [sample(inputs((3, 4))[0], 0.3)]
-)
+@tangent_rule("clamp_min", family="pointwise", samples=lambda: [sample(inputs((3, 4))[0], 0.3)])
 def clamp_min(kept: Switches, x: Any, min: Any) -> Dual:  # noqa: A002 - torch's name
     """The tangent of whichever is returned."""
     return clamp(kept, x, min=min)
 
 
-@tangent_rule(
-    "clamp_max", family="pointwise", samples=lambda: [sample(inputs((3, 4))[0], 0.3)]
-)
+@tangent_rule("clamp_max", family="pointwise", samples=lambda: [sample(inputs((3, 4))[0], 0.3)])
 def clamp_max(kept: Switches, x: Any, max: Any) -> Dual:  # noqa: A002 - torch's name
     """The tangent of whichever is returned."""
     return clamp(kept, x, max=max)
@@ -255,9 +251,7 @@ ACTIVATIONS: dict[str, Activation] = {
         torch.tanh, aten.tanh_backward, lambda y: -2 * y * (1 - y * y), from_output=True
     ),
     "exp": Activation(torch.exp, torch.mul, torch.clone, from_output=True),
-    "expm1": Activation(
-        torch.expm1, lambda v, y: v * (y + 1), lambda y: y + 1, from_output=True
-    ),
+    "expm1": Activation(torch.expm1, lambda v, y: v * (y + 1), lambda y: y + 1, from_output=True),
     "log": Activation(torch.log, torch.div, lambda x: -1 / (x * x), positive=True),
     "log1p": Activation(
         torch.log1p, lambda v, x: v / (1 + x), lambda x: -((1 + x) ** -2), positive=True
@@ -283,9 +277,7 @@ ACTIVATIONS: dict[str, Activation] = {
         from_output=True,
         positive=True,
     ),
-    "square": Activation(
-        torch.square, lambda v, x: 2 * v * x, lambda x: torch.full_like(x, 2)
-    ),
+    "square": Activation(torch.square, lambda v, x: 2 * v * x, lambda x: torch.full_like(x, 2)),
     "sin": Activation(torch.sin, lambda v, x: v * torch.cos(x), lambda x: -torch.sin(x)),
     "cos": Activation(torch.cos, lambda v, x: -v * torch.sin(x), lambda x: -torch.cos(x)),
     "erf": Activation(
@@ -309,9 +301,7 @@ ACTIVATIONS: dict[str, Activation] = {
         None,
         options=(("min_val", -1.0), ("max_val", 1.0)),
     ),
-    "relu6": Activation(
-        lambda x: torch.clamp(x, 0, 6), lambda v, x: _between(v, x, 0, 6), None
-    ),
+    "relu6": Activation(lambda x: torch.clamp(x, 0, 6), lambda v, x: _between(v, x, 0, 6), None),
     "leaky_relu": Activation(
         lambda x, slope: torch.nn.functional.leaky_relu(x, slope),
         lambda v, x, slope: aten.leaky_relu_backward(v, x, slope, False),

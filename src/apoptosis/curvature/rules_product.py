@@ -1,9 +1,9 @@
 """Products of two things that depend on θ, and divisions.
 
-(x·y)' = x'·y + x·y' for every bilinear operation. These are the operations whose second derivative `connectivity` keeps: d(x'·y)/dy. Which
-of the paper's terms it is depends on who is a weight (`Switches.product`). Composed of torch's own operations, so value and
-tangent use torch's own kernels and derivatives; one product of activations takes 3 products forward and 6 backward
-against 1 and 2 without tangent, and that is the least there is.
+(x·y)' = x'·y + x·y' for every bilinear operation. These are the operations whose second derivative `connectivity`
+keeps: d(x'·y)/dy. Which of the paper's terms it is depends on who is a weight (`Switches.product`). Composed of
+torch's own operations, so value and tangent use torch's own kernels and derivatives; one product of activations takes
+3 products forward and 6 backward against 1 and 2 without tangent, and that is the least there is.
 
 Divisions, powers and a tensor times itself are frozen in `connectivity`: they are not products of two different things.
 """
@@ -135,9 +135,7 @@ def addcmul(kept: Switches, x: Any, tensor1: Any, tensor2: Any, *, value: float 
 @tangent_rule(
     "addcdiv",
     family="product",
-    samples=lambda: [
-        sample(*inputs((2, 3), (2, 3)), inputs((3,), positive=True)[0], value=0.5)
-    ],
+    samples=lambda: [sample(*inputs((2, 3), (2, 3)), inputs((3,), positive=True)[0], value=0.5)],
 )
 def addcdiv(kept: Switches, x: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Dual:
     """x + a·y/z."""

@@ -1,7 +1,7 @@
 """Operations that pick entries by their values: the tangent picks the same entries.
 
-Which entry is picked is piecewise constant, so there is no curvature; ties are broken as torch breaks them, because the indices are
-torch's own.
+Which entry is picked is piecewise constant, so there is no curvature; ties are broken as torch breaks them, because
+the indices are torch's own.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,16 @@ import torch
 from torch import Tensor
 
 from apoptosis.curvature.duals import Dual, lift
-from apoptosis.curvature.rules import Declined, Rule, Sample, inputs, register, sample, tangent_rule, values_of
+from apoptosis.curvature.rules import (
+    Declined,
+    Rule,
+    Sample,
+    inputs,
+    register,
+    sample,
+    tangent_rule,
+    values_of,
+)
 from apoptosis.curvature.switches import Switches
 
 __all__: list[str] = []

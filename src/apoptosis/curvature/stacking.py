@@ -1,8 +1,8 @@
 """Value and tangent side by side in one buffer.
 
-A rule that makes both can allocate them as the two halves of one buffer; the next layer then sees a doubled batch and needs one
-call instead of two, without copying. The halves are plain tensors that happen to be neighbours: nothing depends on it but
-speed, and a rule that finds them apart makes two calls.
+A rule that makes both can allocate them as the two halves of one buffer; the next layer then sees a doubled batch and
+needs one call instead of two, without copying. The halves are plain tensors that happen to be neighbours: nothing
+depends on it but speed, and a rule that finds them apart makes two calls.
 """
 
 import torch
@@ -36,7 +36,7 @@ def halves(both: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unviewed(x: Tensor) -> Tensor:
-    """The same memory as a tensor of its own: a custom function must not hand out views, they could not be written to."""
+    """The same memory as a tensor of its own: views from a custom function could not be written to."""
     if x._base is None:
         return x
     made = torch.empty(0, dtype=x.dtype, device=x.device)

@@ -1,8 +1,8 @@
 """The four kinds of curvature, as switches on one set of rules.
 
-A rule turns values x and tangents x̂ into a value y and a tangent ŷ. In its backward the value x receives two parts: one from the
-adjoint of y, always; one from the adjoint of ŷ, through the rule's dependence on x. That second part is curvature, and
-the kinds differ only in which of it they keep and in how the backward is started:
+A rule turns values x and tangents x̂ into a value y and a tangent ŷ. In its backward the value x receives two parts:
+one from the adjoint of y, always; one from the adjoint of ŷ, through the rule's dependence on x. That second part is
+curvature, and the kinds differ only in which of it they keep and in how the backward is started:
 
 | kind           | curvature kept                             | adjoint of z starts as | adjoint of ẑ starts as |
 |----------------|--------------------------------------------|------------------------|------------------------|

@@ -81,5 +81,3 @@ def _accepts(rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     except TypeError:
         return False
     return True
-
-
