@@ -109,4 +109,7 @@ def test_cuda_is_cpu(name, kind):
     moved = tuple(part.cuda() for part in batch)
     got = curvature_product(model.cuda(), [moved], case.task, kind=kind, gradient=True)
     for a, b in ((got.product, want.product), (got.gradient, want.gradient)):
-        assert_products_close({name: value.cpu() for name, value in a.items()}, b, tolerance=1e-9)
+        # CUDA's hardswish and hardsigmoid multiply by 1/6 rounded to float32, in float64 too.
+        tolerance = 1e-6 if name == "mobilenet" else 1e-9
+        on_cpu = {parameter: value.cpu() for parameter, value in a.items()}
+        assert_products_close(on_cpu, b, tolerance=tolerance)

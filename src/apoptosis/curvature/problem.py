@@ -81,9 +81,10 @@ def pose(
     wants_gradient: bool = False,
 ) -> Problem:
     """Check model and direction and put them together."""
-    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    named = dict(model.named_parameters())
+    parameters = {n: p for n, p in named.items() if p.requires_grad}
     if not parameters:
-        found = sum(1 for _ in model.parameters())
+        found = len(named)
         raise ModelError(
             f"Curvature was asked for, but none of the model's {found} parameters requires grad, so there is nothing "
             "to score. Unfreeze what should be scored: parameter.requires_grad_(True) (integer and quantised weights "
@@ -95,12 +96,12 @@ def pose(
                 f"Parameter {name!r} has dtype {parameter.dtype}; only real floating-point parameters have a "
                 "curvature. Score the model before it is quantised, or freeze that parameter."
             )
-    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in named.values()):
         raise ModelError(
             "The model has lazy parameters without shapes. Run it once on a batch, then score it."
         )
     delta = _check_direction(parameters, direction)
-    tensors = (*model.parameters(), *model.buffers())
+    tensors = (*named.values(), *model.buffers())
     return Problem(model, parameters, delta, kind, wants_gradient, tensors)
 
 

@@ -30,6 +30,7 @@ from apoptosis.curvature.rules import (
     sample,
     tangent_rule,
 )
+from apoptosis.curvature.stacking import empty_stack
 from apoptosis.curvature.switches import Switches
 
 __all__ = ["pointwise"]
@@ -47,6 +48,9 @@ class Activation:
         slope: φ'·v from `(v, saved, *options)`, saved being y where `from_output`, else x.
         bend: φ'' from `(saved, *options)`; None where it vanishes.
         options: names and defaults of what follows x in torch's signature.
+        writes: value and slope again, writing their result: `(x, out)` and `(v, saved, out)`. What feeds layers has them,
+            so that value and tangent come to lie side by side (`stacking`).
+        positive: samples must be.
     """
 
     value: Function1
@@ -54,6 +58,7 @@ class Activation:
     bend: Function1 | None
     from_output: bool = False
     options: tuple[tuple[str, Any], ...] = ()
+    writes: tuple[Function1, Function1] | None = None
     positive: bool = False
 
 
@@ -67,13 +72,20 @@ class _Pointwise(torch.autograd.Function):
         x: Tensor,
         tangent: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        y = activation.value(x, *options)
+        if activation.writes is not None and x.shape == tangent.shape:
+            y, moved = empty_stack(x)
+            write_value, write_slope = activation.writes
+            write_value(x, *options, y)
+            write_slope(tangent, y if activation.from_output else x, *options, moved)
+        else:
+            y = activation.value(x, *options)
+            moved = activation.slope(tangent, y if activation.from_output else x, *options)
         saved = y if activation.from_output else x
         ctx.activation, ctx.options = activation, options
         bends = kept.curved and activation.bend is not None
         save(ctx, saved, tangent if bends else None)
         ctx.set_materialize_grads(False)
-        return y, activation.slope(tangent, saved, *options)
+        return y, moved
 
     @staticmethod
     @adjoint
@@ -232,15 +244,36 @@ _SELU = (1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
 
 ACTIVATIONS: dict[str, Activation] = {
     "relu": Activation(
-        torch.relu, lambda v, y: aten.threshold_backward(v, y, 0), None, from_output=True
+        torch.relu,
+        lambda v, y: aten.threshold_backward(v, y, 0),
+        None,
+        from_output=True,
+        writes=(
+            lambda x, out: torch.clamp_min(x, 0, out=out),
+            lambda v, y, out: aten.threshold_backward.grad_input(v, y, 0, grad_input=out),
+        ),
     ),
     "gelu": Activation(
         lambda x, approximate: torch.nn.functional.gelu(x, approximate=approximate),
         lambda v, x, approximate: aten.gelu_backward(v, x, approximate=approximate),
         _gelu_bend,
         options=(("approximate", "none"),),
+        writes=(
+            lambda x, approximate, out: aten.gelu.out(x, approximate=approximate, out=out),
+            lambda v, x, approximate, out: aten.gelu_backward.grad_input(
+                v, x, approximate=approximate, grad_input=out
+            ),
+        ),
     ),
-    "silu": Activation(torch.nn.functional.silu, aten.silu_backward, _silu_bend),
+    "silu": Activation(
+        torch.nn.functional.silu,
+        aten.silu_backward,
+        _silu_bend,
+        writes=(
+            lambda x, out: aten.silu.out(x, out=out),
+            lambda v, x, out: aten.silu_backward.grad_input(v, x, grad_input=out),
+        ),
+    ),
     "sigmoid": Activation(
         torch.sigmoid,
         aten.sigmoid_backward,
