@@ -9,9 +9,11 @@ mode that carries tangents through a forward), `rules*` (one entry per operation
 This room knows models, batches and tasks; it knows nothing of scores, neurons or pruning.
 """
 
+# pyright: reportUnusedImport=false
 from apoptosis.curvature import (  # noqa: F401 - importing a family registers its rules
     rules_attention,
     rules_composite,
+    rules_embedding,
     rules_layer,
     rules_linear,
     rules_norm,
