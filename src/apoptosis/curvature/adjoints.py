@@ -7,12 +7,12 @@ although the rule has no use for it.
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
-__all__ = ["Saved", "adjoint", "save"]
+__all__ = ["Saved", "adjoint", "apply_pair", "save"]
 
 Saved: TypeAlias = tuple[Any, ...]
 
@@ -35,3 +35,8 @@ def adjoint(backward: Callable[..., Any]) -> Callable[..., Any]:
 def save(ctx: Any, *tensors: Tensor | None) -> None:
     """Remember tensors for the backward, without the tangents that hang on them."""
     ctx.save_for_backward(*(None if t is None else t.detach() for t in tensors))
+
+
+def apply_pair(function: type[torch.autograd.Function], *args: Any) -> tuple[Tensor, Tensor]:
+    """Value and tangent by a custom function; torch leaves its `apply` without types."""
+    return cast("tuple[Tensor, Tensor]", function.apply(*args))

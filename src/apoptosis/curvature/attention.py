@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apoptosis.curvature.adjoints import Saved, adjoint, save
+from apoptosis.curvature.adjoints import Saved, adjoint, apply_pair, save
 from apoptosis.curvature.duals import Dual
 from apoptosis.curvature.switches import Switches
 
@@ -46,8 +46,8 @@ def fused_attention(
     if mask is not None:
         mask = mask.expand(*shape[:-1], k.value.shape[-2]) if mask.dim() > 2 else mask
         mask = mask.reshape(-1, *mask.shape[-2:]) if mask.dim() > 2 else mask
-    made = _Attention.apply(kept, scale, mask, *flat)
-    o, moved = (t.view(*shape[:-1], v.value.shape[-1]) for t in made)  # pyright: ignore
+    made = apply_pair(_Attention, kept, scale, mask, *flat)
+    o, moved = (t.view(*shape[:-1], v.value.shape[-1]) for t in made)
     return Dual(o, moved)
 
 
@@ -126,7 +126,7 @@ def _jacobian(x: Tensor, s: Tensor) -> Tensor:
     return aten._softmax_backward_data(x, s, -1, s.dtype)
 
 
-def _pull_part(
+def _pull_part(  # noqa: PLR0913, PLR0917 - what one part of the backward reads and writes
     kept: Switches,
     scale: float,
     mask: Tensor | None,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apoptosis.curvature.adjoints import Saved, adjoint, save
+from apoptosis.curvature.adjoints import Saved, adjoint, apply_pair, save
 from apoptosis.curvature.attention import fused_attention, is_fusable
 from apoptosis.curvature.duals import Dual, lift
 from apoptosis.curvature.rules import inputs, keep, sample, tangent_rule
@@ -73,7 +73,7 @@ def softmax(kept: Switches, x: Dual, dim: int, dtype: torch.dtype | None = None)
         x = apply_linear(kept, torch.Tensor.to, (x, dtype), {})
     if x.tangent is None:
         return Dual(torch.softmax(x.value, dim))
-    return Dual(*_Softmax.apply(kept, dim, x.value, x.tangent))  # pyright: ignore
+    return Dual(*apply_pair(_Softmax, kept, dim, x.value, x.tangent))
 
 
 @tangent_rule(
@@ -106,7 +106,7 @@ def log_softmax(kept: Switches, x: Dual, dim: int, dtype: torch.dtype | None = N
         sample(*inputs((2, 2, 3, 4), (2, 2, 3, 4), (2, 2, 3, 4), (2, 1, 3, 3))),
     ],
 )
-def attention(
+def attention(  # noqa: PLR0913, PLR0917 - torch's signature
     kept: Switches,
     query: Any,
     key: Any,

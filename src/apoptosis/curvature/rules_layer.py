@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from apoptosis.curvature.adjoints import Saved, adjoint, save
+from apoptosis.curvature.adjoints import Saved, adjoint, apply_pair, save
 from apoptosis.curvature.duals import Dual, add_tangents, lift, same_data
 from apoptosis.curvature.rules import Sample, inputs, keep, sample, tangent_rule
 from apoptosis.curvature.stacking import halves, stack_of, unviewed
@@ -134,7 +134,7 @@ class _Layer(torch.autograd.Function):
     """The layer with δ = θ. Inputs δW, δb are the parameters' tangents: their adjoints are the gradient, if wanted."""
 
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0913, PLR0917 - each input has an adjoint
         ctx: Any,
         kept: Switches,
         products: Doubling,
@@ -154,7 +154,7 @@ class _Layer(torch.autograd.Function):
     @adjoint
     def backward(ctx: Any, saved: Saved, *adjoints: Tensor | None) -> tuple[Tensor | None, ...]:
         x, tangent, weight = saved
-        needs = dict(zip(_NAMES, ctx.needs_input_grad[2:], strict=True))
+        needs: dict[str, bool] = dict(zip(_NAMES, ctx.needs_input_grad[2:], strict=True))
         found = _Adjoints(ctx.products, ctx.kept, x, tangent, weight)
         found.run(*adjoints, needs=needs)
         return None, None, *(found.by_name.get(name) for name in _NAMES)
@@ -185,7 +185,7 @@ class _Adjoints:
 
     def __init__(
         self,
-        products: Products,
+        products: Doubling,
         kept: Switches,
         x: Tensor,
         tangent: Tensor | None,
@@ -203,8 +203,9 @@ class _Adjoints:
         if not self._run_stacked(on_value, on_tangent, needs):
             wants_tangent = needs["tangent"] or (needs["x"] and flows_up)
             from_value = self._one(on_value, self.x, wanted=(needs["x"], needs["weight"]))
-            lower = needs["weight"] and self.tangent is not None
-            source = self.tangent if lower else self.x
+            source, lower = self.x, False
+            if needs["weight"] and self.tangent is not None:
+                source, lower = self.tangent, True
             from_tangent = self._one(on_tangent, source, wanted=(down and wants_tangent, lower))
             self.by_name["weight"] = _total(from_value[1], from_tangent[1])
             self.by_name["tangent"] = from_tangent[0] if needs["tangent"] else None
@@ -257,10 +258,8 @@ def layer(kept: Switches, products: Doubling, x: Any, weight: Any, bias: Any) ->
     b = Dual(None) if bias is None else lift(bias)  # pyright: ignore[reportArgumentType]
     identical = weight.weight and same_data(weight.value, weight.tangent)
     if identical and (bias is None or same_data(b.value, b.tangent)):
-        y, tangent = _Layer.apply(  # pyright: ignore[reportGeneralTypeIssues]
-            kept, products, x.value, x.tangent, weight.value, weight.tangent, b.value, b.tangent
-        )
-        return Dual(y, tangent)
+        parameters = (weight.value, weight.tangent, b.value, b.tangent)
+        return Dual(*apply_pair(_Layer, kept, products, x.value, x.tangent, *parameters))
     return _general(kept, products, x, weight, b)
 
 
@@ -314,7 +313,7 @@ def _register_convolution(name: str, dims: int, function: Callable[..., Tensor])
         ]
 
     @tangent_rule(name, family="layer", samples=samples)
-    def convolution(
+    def convolution(  # noqa: PLR0913, PLR0917 - torch's signature
         kept: Switches,
         x: Any,
         weight: Any,
@@ -343,7 +342,7 @@ def _register_transposed(name: str, dims: int, function: Callable[..., Tensor]) 
         ]
 
     @tangent_rule(name, family="layer", samples=samples)
-    def transposed(
+    def transposed(  # noqa: PLR0913, PLR0917 - torch's signature
         kept: Switches,
         x: Any,
         weight: Any,

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apoptosis.curvature.adjoints import Saved, adjoint, save
+from apoptosis.curvature.adjoints import Saved, adjoint, apply_pair, save
 from apoptosis.curvature.duals import Dual, add_tangents, lift
 from apoptosis.curvature.rules import (
     Declined,
@@ -48,8 +48,8 @@ class Activation:
         slope: φ'·v from `(v, saved, *options)`, saved being y where `from_output`, else x.
         bend: φ'' from `(saved, *options)`; None where it vanishes.
         options: names and defaults of what follows x in torch's signature.
-        writes: value and slope again, writing their result: `(x, out)` and `(v, saved, out)`. What feeds layers has them,
-            so that value and tangent come to lie side by side (`stacking`).
+        writes: value and slope again, writing their result: `(x, out)` and `(v, saved, out)`. What feeds layers has
+            them, so that value and tangent come to lie side by side (`stacking`).
         positive: samples must be.
     """
 
@@ -108,7 +108,7 @@ def pointwise(kept: Switches, name: str, x: Dual, *options: Any) -> Dual:
         raise Declined
     if x.tangent is None:
         return Dual(activation.value(x.value, *options))
-    return Dual(*_Pointwise.apply(kept, activation, options, x.value, x.tangent))  # pyright: ignore
+    return Dual(*apply_pair(_Pointwise, kept, activation, options, x.value, x.tangent))
 
 
 @tangent_rule(
@@ -162,8 +162,7 @@ def power(kept: Switches, x: Any, exponent: Any) -> Dual:
     """(xᵖ)' = p·xᵖ⁻¹·x' + ln(x)·xᵖ·p'; frozen in `connectivity`."""
     x, p = lift(x), lift(exponent)
     value = torch.pow(x.value, p.value)
-    base = x.value if not isinstance(x.value, Tensor) else keep(x.value, kept.curved)
-    to = p.value if not isinstance(p.value, Tensor) else keep(p.value, kept.curved)
+    base, to = _keep_tensor(x.value, kept.curved), _keep_tensor(p.value, kept.curved)
     left = right = None
     if x.tangent is not None:
         left = x.tangent * (to * torch.pow(base, to - 1))
@@ -171,6 +170,11 @@ def power(kept: Switches, x: Any, exponent: Any) -> Dual:
         logarithm = torch.log(base) if isinstance(base, Tensor) else math.log(base)
         right = p.tangent * (torch.pow(base, to) * logarithm)
     return Dual(value, add_tangents(left, right))
+
+
+def _keep_tensor(value: Any, flows: bool) -> Any:  # noqa: FBT001 - as `keep`
+    """As `keep`; a number has nothing to keep."""
+    return keep(value, flows) if isinstance(value, Tensor) else value
 
 
 def _register(name: str, activation: Activation) -> None:
