@@ -99,7 +99,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
             return Dual(cast, None, value.weight)
         if same_data(value.value, value.tangent):
             # δ = θ stays recognisable; where the gradient is wanted, the tangent needs a path of its own.
-            return Dual(cast, _Alias.apply(value.tangent, cast.detach()), value.weight)  # pyright: ignore
+            return Dual(cast, _Alias.apply(value.tangent, cast.detach()), value.weight)
         return Dual(cast, value.tangent.to(dtype), value.weight)
     if isinstance(value, Tensor):
         return value.to(dtype) if _castable(value, dtype) else value
@@ -124,5 +124,5 @@ class _Alias(torch.autograd.Function):
         return cast
 
     @staticmethod
-    def backward(ctx: Any, adjoint: Tensor) -> tuple[Tensor, None]:  # pyright: ignore
+    def backward(ctx: Any, adjoint: Tensor) -> tuple[Tensor, None]:
         return adjoint.to(ctx.dtype), None

@@ -45,7 +45,8 @@ def _embedding_bag(
     weight: Tensor, indices: Tensor, offsets: Tensor, *rest: Any
 ) -> tuple[Tensor, ...]:
     """Look-ups, then sums (mode 0), means (1) or maxima (2) over bags."""
-    _, mode, _, by_sample, _, padding = [*rest, *(False, 0, False, None, False, None)[len(rest) :]]
+    options: list[Any] = [*rest, *(False, 0, False, None, False, None)[len(rest) :]]
+    _, mode, _, by_sample, _, padding = options
     _, bag_of, *others = torch.embedding_bag(weight.detach(), indices, offsets, *rest)
     num_bags = others[0].numel() if mode else len(offsets)
     rows = weight[indices]

@@ -39,6 +39,9 @@ def curvature_diagonal(
         kind: of curvature.
         probes: sign vectors per batch; the cost is proportional, the standard error falls with its root.
         seed: for the signs.
+
+    Raises:
+        ConfigError: for fewer than one probe.
     """
     if probes < 1:
         raise ConfigError(f"probes={probes} was asked for; at least one sign vector is needed.")
@@ -59,11 +62,11 @@ def curvature_diagonal(
 
 
 def _probe(problem: Problem, task: Task, batch: Batch, generator: torch.Generator) -> Pass:
-    signs: dict[str, Tensor | None] = {
+    signs = {
         name: (torch.randint(0, 2, p.shape, generator=generator) * 2 - 1).to(p.device, p.dtype)
         for name, p in problem.parameters.items()
     }
-    found = one_pass(replace(problem, direction=signs), task, batch)
+    found = one_pass(replace(problem, direction={**signs}), task, batch)
     return replace(
         found,
         product={

@@ -77,7 +77,7 @@ def _apply_generic(
     again = _Again(func, args, kwargs)
     tangents = [torch.zeros_like(d.value) if d.tangent is None else d.tangent for d in duals]
     outputs = _Generic.apply(kept, again, *(d.value for d in duals), *tangents)
-    values, moved = outputs[: len(outputs) // 2], outputs[len(outputs) // 2 :]  # pyright: ignore
+    values, moved = outputs[: len(outputs) // 2], outputs[len(outputs) // 2 :]
     made = iter(Dual(v, t) for v, t in zip(values, moved, strict=True))
     return again.rebuild(made)
 
@@ -194,8 +194,10 @@ def _push_twice_backward(
         probes = [torch.zeros_like(y, requires_grad=True) for y in outputs]
         pulled = _pull_back(outputs, leaves, probes, create_graph=True)
         pairs = [(v, t) for v, t in zip(pulled, tangents, strict=True) if v is not None]
-        moved = torch.autograd.grad(
-            [v for v, _ in pairs], probes, [t for _, t in pairs], allow_unused=True
+        moved: list[Tensor | None] = list(
+            torch.autograd.grad(
+                [v for v, _ in pairs], probes, [t for _, t in pairs], allow_unused=True
+            )
         )
     return (
         [y.detach() for y in outputs],
@@ -238,8 +240,8 @@ def _add_bend(
     ]
     if not pairs:
         return to_values
-    bends = torch.autograd.grad(
-        [v for v, _ in pairs], leaves, [t for _, t in pairs], allow_unused=True
+    bends: list[Tensor | None] = list(
+        torch.autograd.grad([v for v, _ in pairs], leaves, [t for _, t in pairs], allow_unused=True)
     )
     return [
         bend if value is None else value if bend is None else value + bend

@@ -70,6 +70,9 @@ def fisher_diagonal(
         task: how to run a batch; its `sample` draws labels.
         labels: `sampled` from the model's own distribution, or those of the `data`.
         seed: for the sampling.
+
+    Raises:
+        ConfigError: for labels of another name.
     """
     if labels not in ("sampled", "data"):
         raise ConfigError(
@@ -138,7 +141,9 @@ def _one_by_one(problem: Problem, task: Task, piece: Batch) -> dict[str, Tensor]
     for sample in task.split(piece, 1):
         outputs = _outputs(problem, task, sample)
         loss = task.loss(outputs, sample)
-        found = torch.autograd.grad(loss, list(problem.parameters.values()), allow_unused=True)
+        found: list[Tensor | None] = list(
+            torch.autograd.grad(loss, list(problem.parameters.values()), allow_unused=True)
+        )
         for name, gradient in zip(problem.parameters, found, strict=True):
             if gradient is not None:
                 square = gradient.square()

@@ -66,7 +66,9 @@ def linearised(f: Callable[..., Any], *xs: Tensor) -> Any:
         outputs = f(*points)
         flat = [y for y in _tensors(outputs) if y.requires_grad]
         probes = [torch.zeros_like(y, requires_grad=True) for y in flat]
-        pulled = torch.autograd.grad(flat, points, probes, create_graph=True, allow_unused=True)
+        pulled: list[Tensor | None] = list(
+            torch.autograd.grad(flat, points, probes, create_graph=True, allow_unused=True)
+        )
         pairs = [
             (v, _step(x))
             for v, x in zip(pulled, xs, strict=True)
@@ -74,12 +76,14 @@ def linearised(f: Callable[..., Any], *xs: Tensor) -> Any:
         ]
         if not pairs:  # rounding: the slope is 0
             return _rebuild(outputs, iter(y.detach() for y in flat), {id(y) for y in flat})
-        slopes = torch.autograd.grad(
-            [v for v, _ in pairs],
-            probes,
-            [d for _, d in pairs],
-            create_graph=True,
-            allow_unused=True,
+        slopes: list[Tensor | None] = list(
+            torch.autograd.grad(
+                [v for v, _ in pairs],
+                probes,
+                [d for _, d in pairs],
+                create_graph=True,
+                allow_unused=True,
+            )
         )
     surrogates = iter(
         y.detach() if slope is None else y.detach() + slope
@@ -151,7 +155,7 @@ def _affine(n: Tensor, weight: Tensor | None, bias: Tensor | None, shape: Any) -
     return n if bias is None else n + bias.view(shape)
 
 
-def _batch_norm(
+def _batch_norm(  # noqa: PLR0913, PLR0917 - torch's signature
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -173,7 +177,7 @@ def _batch_norm(
     return _affine(n, weight, bias, (1, -1, *(1,) * (x.dim() - 2)))
 
 
-def _instance_norm(
+def _instance_norm(  # noqa: PLR0913, PLR0917 - torch's signature
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -222,7 +226,7 @@ def _frozen(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return linearised(f, x) if x.requires_grad else f(x)
 
 
-def _attention(
+def _attention(  # noqa: PLR0913 - torch's signature
     q: Tensor,
     k: Tensor,
     v: Tensor,

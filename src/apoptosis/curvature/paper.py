@@ -10,7 +10,7 @@ For a layer y = W∗x + b the connectivity product of W has three parts:
 Each is the connectivity product with the other two switched off; they add up to it exactly.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -80,7 +80,9 @@ def layer_tangents(
     return found
 
 
-def _run_forward(problem: Problem, note: object, task: Task, batch: Batch) -> None:
+def _run_forward(
+    problem: Problem, note: Callable[[Tensor, Dual], None], task: Task, batch: Batch
+) -> None:
     with contained(problem.devices):
-        mode = TangentMode(ledger_of(problem, problem.direction), problem.kind.kept, note)  # pyright: ignore
+        mode = TangentMode(ledger_of(problem, problem.direction), problem.kind.kept, note)
         forward(problem, mode, task, batch)

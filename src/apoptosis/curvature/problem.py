@@ -143,7 +143,8 @@ def _largest(tensors: list[Tensor]) -> list[float]:
     """The largest magnitude of each, NaN if it holds one; one transfer from the device for all."""
     if not tensors:
         return []
-    norms = torch._foreach_norm([t.detach() for t in tensors], float("inf"))
+    found = [t.detach() for t in tensors]
+    norms = torch._foreach_norm(found, float("inf"))  # pyright: ignore[reportPrivateImportUsage]
     return torch.stack([norm.double().to(norms[0].device) for norm in norms]).tolist()
 
 

@@ -69,7 +69,7 @@ def _plain_step(activation: Callable[[Tensor], Tensor]) -> Cell:
 def _layers(step: Cell, num_states: int) -> Callable[..., Any]:
     """A stack of layers in torch's own signature, from one step."""
 
-    def run(
+    def run(  # noqa: PLR0913, PLR0917 - torch's signature
         x: Tensor,
         hx: Any,
         params: list[Tensor],

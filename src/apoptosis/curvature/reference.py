@@ -106,7 +106,9 @@ def _pull_back(outputs: Tensor, parameters: list[Any], adjoint: Tensor) -> list[
 def _push_forward(outputs: Tensor, parameters: list[Any], direction: list[Tensor]) -> Tensor:
     """J δ, as the derivative of u ↦ ⟨Jᵀu, δ⟩."""
     probe = torch.zeros_like(outputs, requires_grad=True)
-    pulled = torch.autograd.grad(outputs, parameters, probe, create_graph=True, allow_unused=True)
+    pulled: list[Tensor | None] = list(
+        torch.autograd.grad(outputs, parameters, probe, create_graph=True, allow_unused=True)
+    )
     pairs = [(v, d) for v, d in zip(pulled, direction, strict=True) if v is not None]
     return torch.autograd.grad(
         [v for v, _ in pairs], probe, [d for _, d in pairs], retain_graph=True
@@ -117,7 +119,9 @@ def _curvature_of_network(
     outputs: Tensor, slope: Tensor, parameters: list[Any], direction: list[Tensor]
 ) -> list[Tensor | None]:
     """∇ ⟨Jᵀc, δ⟩ with c = ∂loss/∂z held fixed."""
-    gradient = torch.autograd.grad(outputs, parameters, slope, create_graph=True, allow_unused=True)
+    gradient: list[Tensor | None] = list(
+        torch.autograd.grad(outputs, parameters, slope, create_graph=True, allow_unused=True)
+    )
     pairs = [
         (g, d)
         for g, d in zip(gradient, direction, strict=True)
@@ -125,12 +129,14 @@ def _curvature_of_network(
     ]
     if not pairs:
         return [None if g is None else torch.zeros_like(g) for g in gradient]
-    curved = torch.autograd.grad(
-        [g for g, _ in pairs],
-        parameters,
-        [d for _, d in pairs],
-        retain_graph=True,
-        allow_unused=True,
+    curved: list[Tensor | None] = list(
+        torch.autograd.grad(
+            [g for g, _ in pairs],
+            parameters,
+            [d for _, d in pairs],
+            retain_graph=True,
+            allow_unused=True,
+        )
     )
     return [
         torch.zeros_like(g) if c is None and g is not None else c

@@ -26,7 +26,7 @@ __all__ = ["RULES", "Declined", "Rule", "Sample", "inputs", "keep", "register", 
 Apply: TypeAlias = Callable[[Switches, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
-class Declined(Exception):
+class Declined(Exception):  # noqa: N818 - an answer between rule and mode, never an error of the user
     """A rule does not cover these arguments; the generic path does."""
 
 

@@ -175,7 +175,8 @@ def tensordot(kept: Switches, x: Any, other: Any, dims_self: Any, dims_other: An
     """A contraction over pairs of dimensions."""
 
     def contract(left: Tensor, right: Tensor) -> Tensor:
-        return torch.tensordot(left, right, (dims_self, dims_other))
+        dims = (dims_self, dims_other)
+        return torch.tensordot(left, right, dims)  # pyright: ignore[reportArgumentType]
 
     return bilinear(kept, contract, x, other)
 

@@ -102,7 +102,7 @@ def _between(function: Callable[..., Tensor], x: Any, y: Any) -> Dual:
     first = (x.value == value.detach()).to(value.dtype)
     second = (y.value == value.detach()).to(value.dtype)
     share = first / (first + second)
-    parts = [
+    parts: list[Tensor] = [
         t * weight for t, weight in ((x.tangent, share), (y.tangent, 1 - share)) if t is not None
     ]
     return Dual(value, sum(parts[1:], parts[0]) if parts else None)
