@@ -8,12 +8,13 @@ so the backward kernel of a norm *is* its tangent. Its curvature, for a row weig
 
     ∇ₓ ⟨w, J(x) x̂⟩ = −(r/m)·( n·⟨w, Jx̂⟩ + ⟨n, x̂⟩·Jw + ⟨n, w⟩·Jx̂ ),
 
-frozen in `connectivity`. (RMS norms: the same without the means.) The product γ·n counts in every kind but `ggn`: for δ = θ,
+frozen in `connectivity`. (RMS norms: the same without the means.) The product γ·n counts in every kind but `ggn`: for
+δ = θ,
 
     ŷ = γ·Jx̂ + y,    Hθ for γ = Σ A·n + B·Jx̂,    adjoint of x = J(γA) + J(γB) + curvature.
 
-BatchNorm in eval mode has constant μ and r: an affine map per channel. In train mode its statistics run over the batch; they
-are computed here and the running ones are never touched.
+BatchNorm in eval mode has constant μ and r: an affine map per channel. In train mode its statistics run over the
+batch; they are computed here and the running ones are never touched.
 """
 
 import math
@@ -40,7 +41,7 @@ class _FixedNorm(torch.autograd.Function):
     """BatchNorm with running statistics and δ = θ: y = s·x + t per channel, ŷ = s·x̂ + y."""
 
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0913, PLR0917 - each input has an adjoint
         ctx: Any,
         kept: Switches,
         statistics: tuple[Tensor, Tensor, float],
@@ -82,9 +83,7 @@ class _FixedNorm(torch.autograd.Function):
             on_bias = _channel_sum(on_value)
         if on_tangent is not None and tangent is not None:
             centred = (
-                on_tangent * tangent
-                if on_value is None
-                else centred.addcmul_(on_tangent, tangent)
+                on_tangent * tangent if on_value is None else centred.addcmul_(on_tangent, tangent)
             )
         if on_value is not None or tangent is not None:
             on_weight = _channel_sum(centred) * rstd
@@ -127,7 +126,7 @@ class _LayerNorm(torch.autograd.Function):
     """LayerNorm with affine weights and δ = θ."""
 
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0913, PLR0917 - each input has an adjoint
         ctx: Any,
         kept: Switches,
         options: tuple[list[int], float],
@@ -195,7 +194,7 @@ def _row_sum(x: Tensor, shape: list[int]) -> Tensor:
     return x.sum(tuple(range(-len(shape), 0)), keepdim=True)
 
 
-def _curvature(
+def _curvature(  # noqa: PLR0913, PLR0917 - the symbols of the formula
     n: Tensor,
     rstd: Tensor,
     w: Tensor,
@@ -289,12 +288,16 @@ def _follows(weight: Any, bias: Any) -> bool:
     "batch_norm",
     family="norm",
     samples=lambda: [
-        sample(*inputs((4, 3, 2), (3,), (3,)), torch.ones(3), torch.ones(3) * 2, False, 0.1, 1e-5, True),
-        sample(*inputs((4, 3, 2), (3,), (3,)), torch.ones(3), torch.ones(3) * 2, True, 0.1, 1e-5, True),
+        sample(
+            *inputs((4, 3, 2), (3,), (3,)), torch.ones(3), torch.ones(3) * 2, False, 0.1, 1e-5, True
+        ),
+        sample(
+            *inputs((4, 3, 2), (3,), (3,)), torch.ones(3), torch.ones(3) * 2, True, 0.1, 1e-5, True
+        ),
         sample(inputs((4, 3))[0], None, None, None, None, True, 0.1, 1e-5, True),
     ],
 )
-def batch_norm(
+def batch_norm(  # noqa: PLR0913, PLR0917 - torch's signature
     kept: Switches,
     x: Any,
     weight: Any,
@@ -340,7 +343,7 @@ def batch_norm(
         sample(inputs((2, 4))[0], (4,), inputs((4,))[0], None, 1e-5),
     ],
 )
-def layer_norm(
+def layer_norm(  # noqa: PLR0913, PLR0917 - torch's signature
     kept: Switches,
     x: Any,
     normalized_shape: Any,
@@ -383,7 +386,7 @@ def rms_norm(
     return _rows_norm(kept, x, list(normalized_shape), weight, None, eps, centred=False)
 
 
-def _rows_norm(
+def _rows_norm(  # noqa: PLR0913 - what its two callers tell apart
     kept: Switches,
     x: Dual,
     shape: list[int],
@@ -406,7 +409,7 @@ def _rows_norm(
         sample(inputs((2, 4, 3, 2))[0], 4),
     ],
 )
-def group_norm(
+def group_norm(  # noqa: PLR0913, PLR0917 - torch's signature
     kept: Switches,
     x: Any,
     num_groups: int,
@@ -428,10 +431,20 @@ def group_norm(
     family="norm",
     samples=lambda: [
         sample(*inputs((2, 3, 4), (3,), (3,)), None, None, True, 0.1, 1e-5, True),
-        sample(inputs((2, 3, 4))[0], None, None, torch.ones(3), torch.ones(3) * 2, False, 0.1, 1e-5, True),
+        sample(
+            inputs((2, 3, 4))[0],
+            None,
+            None,
+            torch.ones(3),
+            torch.ones(3) * 2,
+            False,
+            0.1,
+            1e-5,
+            True,
+        ),
     ],
 )
-def instance_norm(
+def instance_norm(  # noqa: PLR0913, PLR0917 - torch's signature
     kept: Switches,
     x: Any,
     weight: Any,
@@ -449,5 +462,3 @@ def instance_norm(
     return batch_norm(
         kept, x, weight, bias, running_mean, running_var, False, momentum, eps, cudnn_enabled
     )
-
-
