@@ -1,4 +1,4 @@
-"""Every criterion of the table: runs on a model in train mode, scores what it should, and leaves everything as it was."""
+"""Every criterion of the table runs on a model in train mode, scores what it should and leaves all as it was."""
 
 import copy
 

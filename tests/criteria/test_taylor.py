@@ -108,9 +108,9 @@ def test_worth_is_conserved_from_producer_rows_to_consumer_columns(make, reader,
 
 
 def test_conservation_fails_with_an_activation_that_is_not_homogeneous():
-    make = lambda: nn.Sequential(
-        nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, CLASSES)
-    )  # noqa: E731
+    def make():
+        return nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, CLASSES))
+
     values = taylor(built(make), [images()]).values
     made = values["0.weight"].sum((1, 2, 3)) + values["0.bias"]
     assert (made - values["3.weight"].view(CLASSES, 4, 16).sum((0, 2))).norm() > 0.05 * made.norm()
