@@ -99,7 +99,10 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
             return Dual(cast, None, value.weight)
         if same_data(value.value, value.tangent):
             # δ = θ stays recognisable; where the gradient is wanted, the tangent needs a path of its own.
-            return Dual(cast, _Alias.apply(value.tangent, cast.detach()), value.weight)
+            alias = cast.detach()
+            if value.tangent.requires_grad:
+                alias = _Alias.apply(value.tangent, alias)
+            return Dual(cast, alias, value.weight)  # pyright: ignore[reportArgumentType]
         return Dual(cast, value.tangent.to(dtype), value.weight)
     if isinstance(value, Tensor):
         return value.to(dtype) if _castable(value, dtype) else value
