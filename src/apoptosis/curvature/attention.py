@@ -125,9 +125,9 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _parts(q: Tensor, k: Tensor) -> Iterator[slice]:
-    """Slices of the samples in which S is no larger than all queries (but at least 2 million entries)."""
+    """Slices of the samples in which S has at most 4 times the entries of all queries (or 2 million)."""
     each = q[0].numel() // q.shape[-1] * k.shape[-2]
-    step = max(1, max(q.numel(), 2**21) // max(1, each))
+    step = max(1, max(4 * q.numel(), 2**21) // max(1, each))
     return (slice(i, i + step) for i in range(0, q.shape[0], step))
 
 

@@ -145,7 +145,9 @@ def _largest(tensors: list[Tensor]) -> list[float]:
         return []
     found = [t.detach() for t in tensors]
     norms = torch._foreach_norm(found, float("inf"))  # pyright: ignore[reportPrivateImportUsage]
-    return torch.stack([norm.double().to(norms[0].device) for norm in norms]).tolist()
+    if len({(norm.dtype, norm.device) for norm in norms}) > 1:
+        norms = [norm.double().cpu() for norm in norms]
+    return torch.stack(list(norms)).tolist()
 
 
 def mean_over(

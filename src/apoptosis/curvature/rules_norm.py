@@ -13,7 +13,7 @@ frozen in `connectivity`. (RMS norms: the same without the means.) The product �
 
     ŷ = γ·Jx̂ + y,    Hθ for γ = Σ A·n + B·Jx̂,    adjoint of x = J(γA) + J(γB) + curvature.
 
-BatchNorm in eval mode has constant μ and r: an affine map per channel. In train mode its statistics run over the
+BatchNorm in eval mode has constant μ and r: an affine map per channel (`fixed_norm`). In train mode its statistics run over the
 batch; they are computed here and the running ones are never touched.
 """
 
@@ -23,103 +23,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apoptosis.curvature.adjoints import Saved, adjoint, save
+from apoptosis.curvature.adjoints import Saved, adjoint, apply_pair, save
 from apoptosis.curvature.duals import Dual, lift, same_data
+from apoptosis.curvature.fixed_norm import fixed_norm
 from apoptosis.curvature.rules import inputs, sample, tangent_rule
 from apoptosis.curvature.rules_linear import add
 from apoptosis.curvature.rules_product import mul
-from apoptosis.curvature.stacking import empty_stack
 from apoptosis.curvature.switches import Switches
 
 __all__: list[str] = []
 
 aten = torch.ops.aten
 MaybeTensors = tuple[Tensor | None, ...]
-
-
-class _FixedNorm(torch.autograd.Function):
-    """BatchNorm with running statistics and δ = θ: y = s·x + t per channel, ŷ = s·x̂ + y."""
-
-    @staticmethod
-    def forward(  # noqa: PLR0913, PLR0917 - each input has an adjoint
-        ctx: Any,
-        kept: Switches,
-        statistics: tuple[Tensor, Tensor, float],
-        x: Tensor,
-        tangent: Tensor | None,
-        weight: Tensor,
-        weight_tangent: Tensor,  # noqa: ARG004 - an input so that its adjoint can be asked for
-        bias: Tensor,
-        bias_tangent: Tensor,  # noqa: ARG004
-    ) -> tuple[Tensor, Tensor]:
-        mean, variance, eps = statistics
-        ctx.kept, ctx.statistics = kept, statistics
-        ctx.set_materialize_grads(False)
-        save(ctx, x, tangent if kept.lower else None, weight)
-        y = torch.batch_norm(x, weight, bias, mean, variance, False, 0.0, eps, True)
-        if tangent is None:
-            return y, y.clone()
-        return y, torch.addcmul(y, tangent, _channels(weight * torch.rsqrt(variance + eps), y))
-
-    @staticmethod
-    @adjoint
-    def backward(
-        ctx: Any, saved: Saved, on_value: Tensor | None, on_tangent: Tensor | None
-    ) -> MaybeTensors:
-        # By elementwise operations: torch's kernel for this, one block per channel, takes three times as long.
-        x, tangent, weight = saved
-        mean, variance, eps = ctx.statistics
-        needs = dict(zip(_NAMES, ctx.needs_input_grad[2:], strict=True))
-        rstd = torch.rsqrt(variance + eps)
-        scale = _channels(weight * rstd, x)
-        to_x, to_tangent = _pull_fixed(ctx.kept, on_value, on_tangent, scale)
-        centred = x - _channels(mean, x)
-        on_weight = on_bias = gradient = bias_gradient = None
-        if needs["weight_tangent"] and on_tangent is not None:
-            gradient = _channel_sum(centred * on_tangent) * rstd
-            bias_gradient = _channel_sum(on_tangent)
-        if on_value is not None:
-            centred = centred.mul_(on_value)
-            on_bias = _channel_sum(on_value)
-        if on_tangent is not None and tangent is not None:
-            centred = (
-                on_tangent * tangent if on_value is None else centred.addcmul_(on_tangent, tangent)
-            )
-        if on_value is not None or tangent is not None:
-            on_weight = _channel_sum(centred) * rstd
-        to_tangent = to_tangent if needs["tangent"] else None
-        return None, None, to_x, to_tangent, on_weight, gradient, on_bias, bias_gradient
-
-
-_NAMES = ("x", "tangent", "weight", "weight_tangent", "bias", "bias_tangent")
-
-
-def _pull_fixed(
-    kept: Switches, on_value: Tensor | None, on_tangent: Tensor | None, scale: Tensor
-) -> MaybeTensors:
-    """s·(A + B) and s·B, side by side for the convolution below."""
-    if on_tangent is None:
-        return None if on_value is None else on_value * scale, None
-    to_x, to_tangent = empty_stack(on_tangent)
-    torch.mul(on_tangent, scale, out=to_tangent)
-    if on_value is None:
-        return to_tangent.clone() if kept.upper else None, to_tangent
-    if kept.upper:
-        torch.addcmul(to_tangent, on_value, scale, out=to_x)
-    else:
-        torch.mul(on_value, scale, out=to_x)
-    return to_x, to_tangent
-
-
-def _channels(values: Tensor, x: Tensor) -> Tensor:
-    """One value per channel, in the precision and along the dimension of x's channels."""
-    return values.to(x.dtype).view(-1, *(1,) * (x.dim() - 2))
-
-
-def _channel_sum(x: Tensor) -> Tensor:
-    """Σ over samples and positions, in float32 or better."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    return x.sum((0, *range(2, x.dim())), dtype=wide)
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -257,7 +172,7 @@ def _jacobian(v: Tensor, n: Tensor, rstd: Tensor, *, centred: bool) -> Tensor:
 def _normalise(kept: Switches, x: Dual, eps: float, *, centred: bool = True) -> Dual:
     """Each row of a matrix to mean 0 (if centred) and mean square 1."""
     tangent = torch.zeros_like(x.value) if x.tangent is None else x.tangent
-    return Dual(*_Normalise.apply(kept, eps, centred, x.value, tangent))  # pyright: ignore
+    return Dual(*apply_pair(_Normalise, kept, eps, centred, x.value, tangent))
 
 
 def _affine(kept: Switches, n: Dual, weight: Any, bias: Any, shape: tuple[int, ...]) -> Dual:
@@ -318,13 +233,8 @@ def batch_norm(  # noqa: PLR0913, PLR0917 - torch's signature
         n = _map(n, lambda t: t.view(flipped.shape).transpose(0, 1))
         return _affine(kept, n, weight, bias, channels)
     if bias is not None and _follows(weight, bias):
-        w, b = lift(weight), lift(bias)
         statistics = (running_mean, running_var, eps)
-        return Dual(
-            *_FixedNorm.apply(  # pyright: ignore[reportGeneralTypeIssues]
-                kept, statistics, x.value, x.tangent, w.value, w.tangent, b.value, b.tangent
-            )
-        )
+        return fixed_norm(kept, statistics, x, lift(weight), lift(bias))
     scale = torch.rsqrt(running_var + eps).view(channels).to(x.value.dtype)
     shifted = Dual(
         (x.value - running_mean.view(channels).to(x.value.dtype)) * scale,
@@ -361,11 +271,8 @@ def layer_norm(  # noqa: PLR0913, PLR0917 - torch's signature
     if weight is not None and _follows(weight, bias) and x.value.dim() > len(shape):
         w = lift(weight)
         b = Dual(None) if bias is None else lift(bias)  # pyright: ignore[reportArgumentType]
-        return Dual(
-            *_LayerNorm.apply(  # pyright: ignore[reportGeneralTypeIssues]
-                kept, (shape, eps), x.value, x.tangent, w.value, w.tangent, b.value, b.tangent
-            )
-        )
+        tensors = (x.value, x.tangent, w.value, w.tangent, b.value, b.tangent)
+        return Dual(*apply_pair(_LayerNorm, kept, (shape, eps), *tensors))
     return _rows_norm(kept, x, shape, weight, bias, eps)
 
 
