@@ -1,9 +1,9 @@
-"""BatchNorm with running statistics and δ = θ: an affine map per channel, y = s·(x − μ) + β with s = γ·r, r = 1/√(σ² + ε).
+"""BatchNorm with running statistics and δ = θ: an affine map per channel, y = s·(x − μ) + β, s = γ·r, r = 1/√(σ² + ε).
 
     ŷ = s·x̂ + y        Hθ for γ = r·Σ (A·(x − μ) + B·x̂)        Hθ for β = Σ A        adjoints: s·(A + B), s·B
 
-Backward by elementwise operations and sums: torch's own kernel for it, one block per channel, takes three times as long on
-a GPU and twice on a CPU. The two adjoints are written side by side, for the convolution below (`stacking`).
+Backward by elementwise operations and sums: torch's own kernel for it, one block per channel, takes three times as
+long on a GPU and twice on a CPU. The two adjoints are written side by side, for the convolution below (`stacking`).
 """
 
 from typing import Any

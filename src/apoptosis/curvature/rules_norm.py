@@ -13,8 +13,8 @@ frozen in `connectivity`. (RMS norms: the same without the means.) The product �
 
     ŷ = γ·Jx̂ + y,    Hθ for γ = Σ A·n + B·Jx̂,    adjoint of x = J(γA) + J(γB) + curvature.
 
-BatchNorm in eval mode has constant μ and r: an affine map per channel (`fixed_norm`). In train mode its statistics run over the
-batch; they are computed here and the running ones are never touched.
+BatchNorm in eval mode has constant μ and r: an affine map per channel (`fixed_norm`). In train mode its statistics
+run over the batch; they are computed here and the running ones are never touched.
 """
 
 import math
