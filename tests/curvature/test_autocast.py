@@ -1,8 +1,8 @@
 """Under autocast every operation gives the dtypes it gives without tangents, and tangents have their value's.
 
-Torch casts in its dispatcher, below where operations are seen, so the engine casts by lists of its own. Here each rule's
-samples run both ways under `torch.autocast("cpu", bfloat16)`, in the layouts of dtypes that occur: all float32, all
-bfloat16, and the two mixtures (a half-precision activation with float32 weights, and the reverse).
+Torch casts in its dispatcher, below where operations are seen, so the engine casts by lists of its own. Here the
+samples of each rule run both ways under `torch.autocast("cpu", bfloat16)`, in the layouts of dtypes that occur: all
+float32, all bfloat16, and two mixtures (a half-precision activation with float32 weights, and the reverse).
 """
 
 from collections.abc import Callable

@@ -1,40 +1,86 @@
+"""Pages keep their word: every python block runs, every relative link leads somewhere, every command exists.
+
+The blocks of one page are one program, run from top to bottom in a fresh interpreter with warnings as errors.
+"""
+
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
+}
+README = PAGES["README.md"]
+LINKS = [
+    (page, link)
+    for page, text in PAGES.items()
+    for link in re.findall(r"\]\(([^)\s]+)\)", text)
+    if not re.match(r"[a-z]+:", link)
+]
 
 
-def python_blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+def python_blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", PAGES[page], flags=re.DOTALL)
+
+
+@cache
+def run(page: str) -> str:
+    """What the page's program prints."""
+    program = "\n".join(python_blocks(page))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)])
+def test_python_blocks_run(page):
+    run(page)
+
+
+def test_pages_that_should_show_code_do():
+    assert {"README.md", "docs/design.md", "docs/method.md"} <= {
+        page for page in PAGES if python_blocks(page)
+    }
+
+
+@pytest.mark.parametrize(("page", "link"), LINKS)
+def test_links_lead_somewhere(page, link):
+    path, _, anchor = link.partition("#")
+    target = (ROOT / page).parent / path if path else ROOT / page
+    assert target.exists()
+    if anchor:
+        headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        assert anchor in {slug(heading) for heading in headings}
+
+
+def slug(heading: str) -> str:
+    """The anchor that a heading gets."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+# --- README ----------------------------------------------------------------------------------------------------------
 
 
 def test_there_is_one_short_example():
-    (example,) = python_blocks()
+    (example,) = python_blocks("README.md")
     assert len([line for line in example.splitlines() if line.strip()]) <= 22
 
 
-def test_the_example_runs_and_prints_what_it_promises():
-    (example,) = python_blocks()
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", example], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    accuracy = float(re.search(r"test accuracy ([\d.]+)%", done.stdout)[1])
-    assert accuracy > 90
-    assert re.search(r"loss \d\.\d+ +θ·g [+-]\d+\.\d+ +θ·Hθ [+-]\d+\.\d+", done.stdout)
-    assert "stem.conv.weight   (16, 1, 3, 3)" in done.stdout
+def test_the_example_prints_what_it_promises():
+    printed = run("README.md")
+    assert float(re.search(r"test accuracy ([\d.]+)%", printed)[1]) > 90
+    assert re.search(r"loss \d\.\d+ +θ·g [+-]\d+\.\d+ +θ·Hθ [+-]\d+\.\d+", printed)
+    assert "stem.conv.weight   (16, 1, 3, 3)" in printed
 
 
 @pytest.mark.parametrize("target", re.findall(r"\$ make ([\w-]+)", README))
 def test_commands_named_exist(target):
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
-
-
-@pytest.mark.parametrize("link", re.findall(r"\]\(([^)#:]+)\)", README))
-def test_links_lead_somewhere(link):
-    assert (ROOT / link).exists()
