@@ -18,7 +18,7 @@ samples of its own against finite differences, and against the slow path in all 
 
 Names are torch's. Methods, operators, in-place forms and `out=` lead to the same entry: `x @ y`, `x.matmul(y)` and
 `torch.matmul(x, y)` are one operation. Functions and modules that are written in Python, such as `F.interpolate` or
-`nn.MultiheadAttention`, need no entry: what they call is seen instead. Recurrent layers are taken apart into their steps.
+`nn.MultiheadAttention`, need no entry: what they call is seen instead. Recurrent layers are taken apart into steps.
 
 Everything else takes the generic path. It is as exact, but runs the operation again in the backward, and the result
 counts it in `fallbacks`.
