@@ -37,7 +37,7 @@ format: $(VENV)/.dev ## format the code and mend what ruff can mend
 	$(BIN)/ruff check --fix .
 
 benchmark: $(VENV)/.dev ## cost of the curvature product against a training step
-	$(BIN)/python -m benchmarks
+	$(BIN)/python benchmarks/cost.py --device cpu --peers
 
 clean: ## remove the environment and all caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
