@@ -51,14 +51,6 @@ EXCEPTIONS = {
     ("max_pool3d", 0, "low"): WIDER,
     ("max_pool3d", 1, "low"): WIDER,
 }
-# Mistakes to be mended: a half-precision activation comes out of a norm with float32 weights as float32.
-MISTAKES = {
-    ("batch_norm", 0, "low-high"),
-    ("batch_norm", 1, "low-high"),
-    ("rms_norm", 0, "low-high"),
-    ("group_norm", 0, "low-high"),
-    ("instance_norm", 0, "low-high"),
-}
 
 
 def arranged(value: Any, layout: Callable[[int], torch.dtype], found: list[nn.Parameter]) -> Any:
@@ -112,8 +104,6 @@ def test_outputs_and_tangents_have_the_dtype_that_torch_gives(name: str, layout:
         for _, outputs, moved in found:
             assert moved == outputs, "a tangent has another dtype than its value"
         differs = any(plain != outputs for plain, outputs, _ in found)
-        if differs and (name, index, layout) in MISTAKES:
-            pytest.xfail("norms with float32 weights widen half-precision activations")
         assert differs == ((name, index, layout) in EXCEPTIONS), (index, found)
 
 
@@ -126,6 +116,6 @@ def test_autocast_is_seen_at_all() -> None:
 
 
 def test_exceptions_name_samples_that_exist() -> None:
-    for name, index, layout in [*EXCEPTIONS, *MISTAKES]:
+    for name, index, layout in EXCEPTIONS:
         assert index < len(SAMPLES[name])
         assert layout in LAYOUTS

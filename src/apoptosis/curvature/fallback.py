@@ -11,7 +11,8 @@ mode), because nothing is differentiated twice that torch has not a formula for.
 operation, so whatever is met often has a rule of its own; what comes here is counted and reported.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,21 +28,45 @@ from apoptosis.curvature.switches import Switches
 __all__ = ["apply_any"]
 
 
+class Randomness:
+    """The random states that an operation on `device` draws from, as they were."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Take note of them."""
+        self._cpu = torch.get_rng_state()
+        self._device = device if device.type == "cuda" else None
+        self._cuda = torch.cuda.get_rng_state(device) if self._device is not None else None
+
+    def restore(self) -> None:
+        """Put them back."""
+        torch.set_rng_state(self._cpu)
+        if self._device is not None and self._cuda is not None:
+            torch.cuda.set_rng_state(self._cuda, self._device)
+
+    @contextmanager
+    def replayed(self) -> Iterator[None]:
+        """Inside, the same random numbers again; outside, as if nothing had been drawn."""
+        devices = [] if self._device is None else [self._device]
+        with torch.random.fork_rng(devices=devices):
+            self.restore()
+            yield
+
+
 def apply_any(
     kept: Switches, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, bool]:
     """The result of an operation without a rule, and whether the generic path was needed for it."""
-    state = torch.get_rng_state()
+    duals = duals_in((args, kwargs))
+    randomness = Randomness(duals[0].value.device)
     result = func(*values_of(args), **values_of(kwargs))
     produced = [t for t in _tensors(result) if t.requires_grad]
     if not produced:  # comparisons, shapes, factories: constants
         return result, False
-    duals = duals_in((args, kwargs))
     if all(_is_view_of(t, duals) for t in produced):
         return apply_linear(kept, func, args, kwargs), False
     if all(dual.tangent is None for dual in duals):
         return _wrap(result, iter(()), {id(t) for t in produced}), False
-    torch.set_rng_state(state)  # the same random numbers again
+    randomness.restore()  # the same random numbers again
     return _apply_generic(kept, func, args, kwargs, duals), True
 
 
@@ -74,7 +99,7 @@ def _apply_generic(
     kwargs: dict[str, Any],
     duals: list[Dual],
 ) -> Any:
-    again = _Again(func, args, kwargs)
+    again = _Again(func, args, kwargs, Randomness(duals[0].value.device))
     tangents = [torch.zeros_like(d.value) if d.tangent is None else d.tangent for d in duals]
     outputs = _Generic.apply(kept, again, *(d.value for d in duals), *tangents)
     values, moved = outputs[: len(outputs) // 2], outputs[len(outputs) // 2 :]
@@ -86,10 +111,14 @@ class _Again:
     """An operation that can be run again on other values, with the same random numbers."""
 
     def __init__(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        randomness: "Randomness",
     ) -> None:
         self.func, self.args, self.kwargs = func, args, kwargs
-        self.rng = torch.get_rng_state()
+        self.randomness = randomness
         self.template: Any = None
 
     def __call__(self, values: list[Tensor]) -> list[Tensor]:
@@ -130,7 +159,6 @@ class _Generic(torch.autograd.Function):
         ctx.kept, ctx.again = kept, again
         ctx.set_materialize_grads(False)
         save(ctx, *flat)
-        again.rng = torch.get_rng_state()
         values, moved = _push_forward(again, xs, tangents)
         again.template = _detached(again.template)
         return (*values, *moved)
@@ -141,8 +169,7 @@ class _Generic(torch.autograd.Function):
         xs, tangents = saved[: len(saved) // 2], saved[len(saved) // 2 :]
         half = len(adjoints) // 2
         on_values, on_tangents = adjoints[:half], adjoints[half:]
-        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(ctx.again.rng)
+        with torch.enable_grad(), ctx.again.randomness.replayed():
             leaves = [x.detach().requires_grad_() for x in xs]
             outputs = ctx.again(leaves)
             to_values = _pull_back(outputs, leaves, on_values)
@@ -166,7 +193,6 @@ def _detached(value: Any) -> Any:
 def _push_forward(
     again: _Again, xs: list[Tensor], tangents: list[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    state = torch.get_rng_state()
     try:
         # Forward mode is switched off inside autograd.Function.forward.
         with forward_ad._set_fwd_grad_enabled(True), forward_ad.dual_level():
@@ -180,7 +206,7 @@ def _push_forward(
             [torch.zeros_like(y.primal) if y.tangent is None else y.tangent for y in outputs],
         )
     except (NotImplementedError, RuntimeError):
-        torch.set_rng_state(state)
+        again.randomness.restore()
         return _push_twice_backward(again, xs, tangents)
 
 

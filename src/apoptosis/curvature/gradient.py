@@ -3,7 +3,7 @@
 The gradient of the mean loss is one backward per batch. The Fisher diagonal is not its square: each sample's own
 gradient is squared, then averaged,
 
-    F_qq = (1/N) Σₙ (∂ℓₙ/∂θ_q)²,
+    F_qq = Σₙ (∂(cₙ ℓₙ)/∂θ_q)² / Σₙ cₙ,        ℓₙ the mean loss of sample n over its cₙ predictions (1, or its tokens),
 
 with labels drawn from the model's own distribution (then F is the GGN of a likelihood, in expectation) or those of
 the data (the *empirical* Fisher, which converges to neither). Samples are differentiated together by `vmap` where the
@@ -11,7 +11,7 @@ model allows it, one by one where not.
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -81,19 +81,33 @@ def fisher_diagonal(
     task, problem = task or Task.classification(), pose(model, None, _FISHER)
     generators: dict[torch.device, torch.Generator] = {}
 
+    unreached: set[str] | None = None
+
     def one_pass(batch: Batch) -> Pass:
-        with torch.no_grad():
-            outputs = _outputs(problem, task, batch)
-        loss = start_backward(task, batch, outputs, None, _FISHER).loss
+        nonlocal unreached
+        outputs = _outputs(problem, task, batch)
+        start = start_backward(task, batch, outputs, None, _FISHER)
+        if unreached is None:
+            unreached = _unreached(problem, outputs)
+        outputs = outputs.detach()
         if labels == "sampled":
             generator = generators.setdefault(
                 outputs.device, torch.Generator(outputs.device).manual_seed(seed)
             )
             batch = task.sample(outputs, batch, generator)
-        return Pass(loss, dict(_squares(problem, task, batch)))
+        squares = _squares(problem, task, batch)
+        found = {n: None if n in unreached else squares.get(n) for n in problem.parameters}
+        return Pass(start.loss, found)
 
     with contained(problem.devices), buffers_restored(model):
         return mean_over(problem, batches, task, one_pass)
+
+
+def _unreached(problem: Problem, outputs: Tensor) -> set[str]:
+    """Parameters the outputs do not depend on; vmap gives zeros for them and cannot tell."""
+    parameters = list(problem.parameters.values())
+    found = torch.autograd.grad(outputs.sum(), parameters, allow_unused=True)
+    return {name for name, g in zip(problem.parameters, found, strict=True) if g is None}
 
 
 def _outputs(problem: Problem, task: Task, batch: Batch) -> Tensor:
@@ -102,23 +116,25 @@ def _outputs(problem: Problem, task: Task, batch: Batch) -> Tensor:
 
 
 def _squares(problem: Problem, task: Task, batch: Batch) -> dict[str, Tensor]:
-    """Mean squared gradients of a batch's samples."""
-    size = batch_size(batch)
+    """Σ (c·gradient)² / Σ c over a batch's samples."""
     bytes_each = sum(p.numel() * p.element_size() for p in problem.parameters.values())
-    chunk = max(1, min(size, _CHUNK_BYTES // max(1, bytes_each)))
+    chunk = max(1, min(batch_size(batch), _CHUNK_BYTES // max(1, bytes_each)))
     total: dict[str, Tensor] = {}
     for piece in task.split(batch, chunk):
-        try:
-            squares = _together(problem, task, piece)
-        except (RuntimeError, ValueError, TypeError, NotImplementedError):
+        counts = [task.count(sample) for sample in task.split(piece, 1)]
+        squares = None
+        if 0 not in counts:  # a mean over nothing is NaN, and stays NaN at weight 0
+            with suppress(RuntimeError, ValueError, TypeError, NotImplementedError):
+                squares = _together(problem, task, piece, counts)
+        if squares is None:
             # vmap cannot follow everything (data-dependent control flow, some in-place writes).
-            squares = _one_by_one(problem, task, piece)
+            squares = _one_by_one(problem, task, piece, counts)
         for name, square in squares.items():
             total[name] = total[name].add_(square) if name in total else square
-    return {name: square.div_(size) for name, square in total.items()}
+    return {name: square.div_(task.count(batch)) for name, square in total.items()}
 
 
-def _together(problem: Problem, task: Task, piece: Batch) -> dict[str, Tensor]:
+def _together(problem: Problem, task: Task, piece: Batch, counts: list[int]) -> dict[str, Tensor]:
     size = batch_size(piece)
     leaves, tree = tree_flatten(piece)
     mapped = [0 if isinstance(x, Tensor) and x.dim() and len(x) == size else None for x in leaves]
@@ -133,12 +149,18 @@ def _together(problem: Problem, task: Task, piece: Batch) -> dict[str, Tensor]:
     parameters = {name: p.detach() for name, p in problem.parameters.items()}
     each = vmap(grad(loss), in_dims=(None, *mapped), randomness="different")
     found = each(parameters, *leaves)
-    return {name: gradient.square().sum(0) for name, gradient in found.items()}
+    weights = {device: torch.tensor(counts, device=device).square() for device in problem.devices}
+    return {
+        name: torch.einsum("n...,n->...", g.square(), weights[g.device].to(g.dtype))
+        for name, g in found.items()
+    }
 
 
-def _one_by_one(problem: Problem, task: Task, piece: Batch) -> dict[str, Tensor]:
+def _one_by_one(problem: Problem, task: Task, piece: Batch, counts: list[int]) -> dict[str, Tensor]:
     total: dict[str, Tensor] = {}
-    for sample in task.split(piece, 1):
+    for sample, count in zip(task.split(piece, 1), counts, strict=True):
+        if count == 0:
+            continue
         outputs = _outputs(problem, task, sample)
         loss = task.loss(outputs, sample)
         found: list[Tensor | None] = list(
@@ -146,7 +168,7 @@ def _one_by_one(problem: Problem, task: Task, piece: Batch) -> dict[str, Tensor]
         )
         for name, gradient in zip(problem.parameters, found, strict=True):
             if gradient is not None:
-                square = gradient.square()
+                square = (count * gradient).square()
                 total[name] = total[name].add_(square) if name in total else square
     return total
 

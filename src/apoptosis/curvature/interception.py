@@ -291,8 +291,8 @@ def lost_tangent(where: str, tensor: Tensor) -> LostTangentError:
         f"At {where!r}: a tensor of shape {tuple(tensor.shape)} made by {origin} depends on parameters, but how it "
         "does could not be followed. Custom autograd.Function, vmap and other torch.func transforms, scripted modules, "
         "and tensors that require grad without being parameters of the model hide their derivative. Write that part "
-        "with ordinary torch operations, register the tensor as a parameter, or score with reference_product, which "
-        "uses double backward."
+        "with ordinary torch operations, register the tensor as a parameter, or use reference_product with a kind "
+        "other than connectivity: it differentiates twice what torch recorded."
     )
 
 

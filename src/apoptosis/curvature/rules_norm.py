@@ -176,10 +176,13 @@ def _normalise(kept: Switches, x: Dual, eps: float, *, centred: bool = True) -> 
 
 
 def _affine(kept: Switches, n: Dual, weight: Any, bias: Any, shape: tuple[int, ...]) -> Dual:
-    """γ·n + β, with γ and β laid out as `shape`."""
+    """γ·n + β, with γ and β laid out as `shape`, in the precision of n whatever that of γ and β is."""
+    y = n
     if weight is not None:
-        n = mul(kept, _shaped(lift(weight), shape), n)
-    return n if bias is None else add(kept, n, _shaped(lift(bias), shape))
+        y = mul(kept, _shaped(lift(weight), shape), y)
+    if bias is not None:
+        y = add(kept, y, _shaped(lift(bias), shape))
+    return _map(y, lambda t: t.to(n.value.dtype)) if y.value.dtype != n.value.dtype else y
 
 
 def _shaped(x: Dual, shape: tuple[int, ...]) -> Dual:
