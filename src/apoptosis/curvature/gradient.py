@@ -106,7 +106,9 @@ def fisher_diagonal(
 def _unreached(problem: Problem, outputs: Tensor) -> set[str]:
     """Parameters the outputs do not depend on; vmap gives zeros for them and cannot tell."""
     parameters = list(problem.parameters.values())
-    found = torch.autograd.grad(outputs.sum(), parameters, allow_unused=True)
+    found: list[Tensor | None] = list(
+        torch.autograd.grad(outputs.sum(), parameters, allow_unused=True)
+    )
     return {name for name, g in zip(problem.parameters, found, strict=True) if g is None}
 
 
