@@ -417,7 +417,9 @@ def commit() -> str:
     try:
         return git("rev-parse", "--short", "HEAD") + ("+changes" if git("status", "-s") else "")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("GIT_COMMIT", "unknown")  # where a copy without its history is measured
+        return os.environ.get(
+            "GIT_COMMIT", "unknown"
+        )  # where a copy without its history is measured
 
 
 # -- command line -----------------------------------------------------------------------------------------------------

@@ -15,7 +15,16 @@ def test_the_benchmark_runs_and_its_record_is_complete(
     tiny = Network(lambda: ResNet((4, 4, 4), 1, 10), 8, 10, 2, 2)
     monkeypatch.setitem(cost.NETWORKS, "tiny", tiny)
     out = tmp_path / "cost.json"
-    options = ["--models", "tiny", "--repeats", "2", "--methods", "hessian,double", "--out", str(out)]
+    options = [
+        "--models",
+        "tiny",
+        "--repeats",
+        "2",
+        "--methods",
+        "hessian,double",
+        "--out",
+        str(out),
+    ]
     cost.main(["--device", "cpu", "--threads", "1", *options])
     record = json.loads(out.read_text())
     rows = record["cases"][0]["rows"]
