@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from benchmarks.networks import Network, ResNet
 
 from benchmarks import cost
-from benchmarks.networks import Network, ResNet
 
 
 def test_the_benchmark_runs_and_its_record_is_complete(
