@@ -12,6 +12,8 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor
 
+from apoptosis.errors import LostTangentError
+
 __all__ = ["Saved", "adjoint", "apply_pair", "save"]
 
 Saved: TypeAlias = tuple[Any, ...]
@@ -25,8 +27,12 @@ def adjoint(backward: Callable[..., Any]) -> Callable[..., Any]:
         # May run a checkpointed block again, for which the mode must be on.
         saved = ctx.saved_tensors
         with torch._C.DisableTorchFunction():
-            if torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in adjoints):
-                raise RuntimeError("A tangent rule's backward cannot be differentiated again.")
+            if torch.is_grad_enabled():
+                raise LostTangentError(
+                    "The model differentiates a part of itself in its forward (torch.autograd.grad with create_graph) "
+                    "and uses the result. How that depends on parameters cannot be followed. Use reference_product "
+                    "with a kind other than connectivity, or write the derivative out."
+                )
             return backward(ctx, saved, *adjoints)
 
     return unseen

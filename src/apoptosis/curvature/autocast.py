@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apoptosis.curvature.duals import Dual, same_data
+from apoptosis.curvature.duals import Dual, alias_tangent, same_data
 
 __all__ = ["cast_arguments", "without_autocast"]
 
@@ -97,12 +97,8 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
         cast = value.value.to(dtype)
         if value.tangent is None:
             return Dual(cast, None, value.weight)
-        if same_data(value.value, value.tangent):
-            # δ = θ stays recognisable; where the gradient is wanted, the tangent needs a path of its own.
-            alias = cast.detach()
-            if value.tangent.requires_grad:
-                alias = _Alias.apply(value.tangent, alias)
-            return Dual(cast, alias, value.weight)  # pyright: ignore[reportArgumentType]
+        if same_data(value.value, value.tangent):  # δ = θ stays recognisable
+            return Dual(cast, alias_tangent(cast, value.tangent), value.weight)
         return Dual(cast, value.tangent.to(dtype), value.weight)
     if isinstance(value, Tensor):
         return value.to(dtype) if _castable(value, dtype) else value
@@ -116,16 +112,3 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 def _castable(tensor: Tensor, dtype: torch.dtype) -> bool:
     """Autocast leaves float64 and integers alone."""
     return tensor.is_floating_point() and tensor.dtype not in (torch.float64, dtype)
-
-
-class _Alias(torch.autograd.Function):
-    """The cast value standing for the cast tangent, so that both share memory."""
-
-    @staticmethod
-    def forward(ctx: Any, tangent: Tensor, cast: Tensor) -> Tensor:
-        ctx.dtype = tangent.dtype
-        return cast
-
-    @staticmethod
-    def backward(ctx: Any, adjoint: Tensor) -> tuple[Tensor, None]:
-        return adjoint.to(ctx.dtype), None

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from apoptosis.curvature.interception import contained
+from apoptosis.curvature.containment import contained
 from apoptosis.curvature.problem import Curvature, Pass, Problem, mean_over, pose
 from apoptosis.curvature.product import one_pass
 from apoptosis.curvature.switches import find_kind
@@ -57,7 +57,7 @@ def curvature_diagonal(
         }
         return Pass(results[0].loss, product, fallbacks=results[0].fallbacks)
 
-    with contained(problem.devices):
+    with contained(problem.model):
         return mean_over(problem, batches, task, estimate)
 
 

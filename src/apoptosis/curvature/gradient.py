@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from apoptosis.curvature.interception import contained
+from apoptosis.curvature.containment import contained
 from apoptosis.curvature.problem import Curvature, Pass, Problem, mean_over, pose, start_backward
 from apoptosis.curvature.switches import Kind, Switches
 from apoptosis.errors import ConfigError
@@ -50,7 +50,7 @@ def mean_gradient(
         found = torch.autograd.grad(outputs, parameters, start.slope, allow_unused=True)
         return Pass(start.loss, dict(zip(problem.parameters, found, strict=True)))
 
-    with contained(problem.devices), buffers_restored(model):
+    with contained(problem.model), buffers_restored(model):
         return mean_over(problem, batches, task, one_pass, micro_batch)
 
 
@@ -99,7 +99,7 @@ def fisher_diagonal(
         found = {n: None if n in unreached else squares.get(n) for n in problem.parameters}
         return Pass(start.loss, found)
 
-    with contained(problem.devices), buffers_restored(model):
+    with contained(problem.model), buffers_restored(model):
         return mean_over(problem, batches, task, one_pass)
 
 

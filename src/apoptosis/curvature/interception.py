@@ -2,8 +2,7 @@
 
 `Interceptor` is a `TorchFunctionMode`. It names each call (`calls`), enters functions written in Python, turns
 writing operations into returning ones, finds the record of every argument (`duals`), and hands the rest to `operate`,
-which subclasses define. The model's parameters, buffers and flags stay as they are: a write to a buffer goes to a
-private copy.
+which subclasses define. The caller's tensors stay as they are: a write to one goes to a private copy (`originals`).
 
 What leaves Python is invisible here: a custom `autograd.Function`, `vmap`, a scripted module. Their outputs require
 grad but have no record; meeting one is an error (`LostTangentError`), because going on would drop its derivative
@@ -11,26 +10,29 @@ silently.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
-import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
 
 from apoptosis.curvature.calls import Call, body_of, functional_of, identify
 from apoptosis.curvature.duals import Dual, Ledger, Record, lift
+from apoptosis.curvature.lost import hides, lost_tangent
 from apoptosis.curvature.recurrent import RECURRENT, is_packed
-from apoptosis.errors import LostTangentError
+from apoptosis.errors import ModelError
 
-__all__ = ["Interceptor", "contained"]
+__all__ = ["Interceptor"]
 
 _VIEW_GETTERS = frozenset({"T", "mT", "H", "mH", "real", "imag"})
 _BUFFER_WRITERS = frozenset({"batch_norm", "instance_norm"})
+_STATISTICS = (3, 4)  # where they take the buffers they write to
+_ALIASING = frozenset({"detach", "numpy", "__array__", "untyped_storage", "data_ptr"})
+_RESHAPING = frozenset({"squeeze", "unsqueeze", "t", "transpose", "swapaxes", "swapdims"})
 _NORM_NAME = re.compile(r"norm(alization)?(\d?d)?$", re.IGNORECASE)
 
 
@@ -63,6 +65,8 @@ class Interceptor(TorchFunctionMode):
         if func is torch._C._set_grad_enabled:
             return func(*args)
         call = identify(func)
+        if call.name == "register_hook":
+            raise lost_tangent(call.name, args[0])
         if call.is_getter:
             return self._get(call, func, args)
         if call.is_python and self._enters(func):
@@ -95,8 +99,24 @@ class Interceptor(TorchFunctionMode):
         if call.name in _VIEW_GETTERS and torch.is_grad_enabled():
             return self._dispatch(call, func, args, {})
         if call.name == "data":
-            return func(self.ledger.current(args[0])[0])
+            tensor = self.ledger.current(args[0])[0]
+            self.ledger.note_alias(tensor)
+            return func(tensor)
+        if call.name == "__set__" and func.__self__ is Tensor.data:  # pyright: ignore
+            return self._set_data(func, *args)
         return func(*args)
+
+    def _set_data(self, func: Callable[..., Any], tensor: Tensor, value: Tensor) -> None:
+        value = self.ledger.current(value)[0]
+        if self.ledger.original_of(self.ledger.current(tensor)[0]) is None:
+            return func(self.ledger.current(tensor)[0], value)
+        if tensor.shape != value.shape:
+            raise ModelError(
+                f"The model replaces a tensor of shape {tuple(tensor.shape)} by one of shape {tuple(value.shape)} in "
+                "its forward. Run it once, then score it, in a mode in which it leaves its tensors as they are."
+            )
+        self.ledger.writable(tensor).detach().copy_(value)
+        return None
 
     def _knows_any(self, value: Any) -> bool:
         if isinstance(value, Tensor):
@@ -116,6 +136,8 @@ class Interceptor(TorchFunctionMode):
         lifted, lifted_kwargs = found.lift(args), found.lift(kwargs)
         if not found.any_dual and call.name not in _BUFFER_WRITERS:
             return self._run_plain(call, func, args, kwargs)
+        if call.name in _ALIASING:
+            self.ledger.note_alias(self.ledger.current(args[0])[0])
         if call.in_place:
             return self._write_call(call, args[0], lifted, lifted_kwargs, weight=found.all_weight)
         if kwargs.get("out") is not None:
@@ -129,13 +151,36 @@ class Interceptor(TorchFunctionMode):
     def _run_plain(
         self, call: Call, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """An operation without duals; only the model's buffers need protection."""
-        args, kwargs = self._current(args), self._current(kwargs)
-        if call.in_place and args and isinstance(args[0], Tensor) and self.ledger.owns(args[0]):
-            copy = args[0].detach().clone()
-            self.ledger.write(args[0], Record(None, moved=copy))
-            args = (copy, *args[1:])
-        return func(*args, **kwargs)
+        """An operation without duals, or without gradient; only what it writes to needs protection."""
+        written = (0,) if call.in_place else _STATISTICS if call.name in _BUFFER_WRITERS else ()
+        args = tuple(
+            self._writable(value) if place in written else self._current(value)
+            for place, value in enumerate(args)
+        )
+        kwargs = {
+            name: self._writable(value) if name == "out" else self._current(value)
+            for name, value in kwargs.items()
+        }
+        result = func(*args, **kwargs)
+        self._note_aliases(call, args, result)
+        return result
+
+    def _writable(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self.ledger.writable(value)
+        if type(value) in (tuple, list):
+            return type(value)(self._writable(item) for item in value)
+        return value
+
+    def _note_aliases(self, call: Call, args: tuple[Any, ...], result: Any) -> None:
+        """Views made without gradient see the memory of a value, and so do its detached aliases."""
+        if isinstance(result, (tuple, list)):
+            for part in result:
+                self._note_aliases(call, args, part)
+        elif isinstance(result, Tensor) and result._base is not None:
+            self.ledger.note_alias(result._base)
+        elif call.name in _ALIASING:
+            self.ledger.note_alias(args[0])
 
     def _current(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -168,38 +213,66 @@ class Interceptor(TorchFunctionMode):
         *,
         weight: bool,
     ) -> Any:
-        tensor, record = self.ledger.current(target)
+        functional = functional_of(call.name)
+        if (
+            functional is None and call.name not in _OVERWRITES
+        ):  # as requires_grad_: no value changes
+            tensor = self.ledger.current(target)[0]
+            return getattr(tensor, call.name + "_")(*self._current(args[1:]), **kwargs)
+        tensor, record = self._open(target)
         if call.name == "__setitem__":
             self._set_item(tensor, args[1], lift(args[2]))
             return None
         if call.name in _OVERWRITES:
             result = _OVERWRITES[call.name](tensor, *args[1:], **kwargs)
+        elif call.name in _RESHAPING and _is_aliased(tensor, record):
+            return self._reshape(call, tensor, args[1:], kwargs)
         else:
-            functional = functional_of(call.name)
-            if functional is None:  # requires_grad_ and its like change no value
-                return getattr(tensor, call.name + "_")(*self._current(args[1:]), **kwargs)
             first = args[0]
-            if isinstance(first, Dual) and self._is_aliased(target, tensor, record):
+            if _is_aliased(tensor, record):
                 # What the rule saves must not be overwritten by the copy below.
-                tangent = None if first.tangent is None else first.tangent.clone()
-                first = Dual(first.value.clone(), tangent, first.weight)
+                first = _cloned(first)
+            assert functional is not None, "checked above"
             result = lift(self.operate(call, functional, (first, *args[1:]), kwargs))
-        return self._assign(target, result, weight=weight)
+        return self._assign(tensor, result, weight=weight)
+
+    def _open(self, target: Tensor) -> tuple[Tensor, Record | None]:
+        """What to write to instead of `target`, and its record."""
+        original = self.ledger.original_of(self.ledger.current(target)[0])
+        if original is not None and original.requires_grad:
+            raise ModelError(
+                f"The model writes in place to its own parameter of shape {tuple(original.shape)} while gradients are "
+                "recorded, which torch refuses as well. Write under torch.no_grad(), or to a copy."
+            )
+        return self.ledger.current(self.ledger.writable(target))
+
+    def _reshape(
+        self, call: Call, tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Tensor:
+        """`squeeze_` and its like on a tensor that others see: only its own shape changes."""
+        record = self.ledger.current(tensor)[1]
+        tangent = None if record is None else record.tangent
+        if tangent is not None:
+            tangent = getattr(tangent, call.name)(*args, **kwargs)
+        getattr(tensor, call.name + "_")(*args, **kwargs)
+        weight = record is not None and record.weight
+        self.ledger.write(tensor, Record(tangent, weight, has_views=True))
+        return tensor
 
     def _assign(self, target: Tensor, result: Dual, *, weight: bool) -> Tensor:
         """Let `target` stand for `result` from now on."""
-        tensor, record = self.ledger.current(target)
+        tensor, record = self._open(target)
         if result.value.dtype != tensor.dtype:
             tangent = None if result.tangent is None else result.tangent.to(tensor.dtype)
             result = Dual(result.value.to(tensor.dtype), tangent)
-        if not self._is_aliased(target, tensor, record):
+        if not _is_aliased(tensor, record):
             self.ledger.write(tensor, Record(None, moved=result.value))
             return self._hand_out(result, weight=weight)
         tangent = self._tangent_to_write(tensor, needed=result.tangent is not None)
         tensor.copy_(result.value)
         if tangent is not None:
             tangent.zero_() if result.tangent is None else tangent.copy_(result.tangent)
-        self.ledger.write(tensor, Record(tangent))
+        self._rewrite(tensor, tangent)
         return tensor
 
     def _set_item(self, tensor: Tensor, index: Any, source: Dual) -> None:
@@ -208,13 +281,14 @@ class Interceptor(TorchFunctionMode):
         tensor[index] = source.value
         if tangent is not None:
             tangent[index] = 0 if source.tangent is None else source.tangent
-        self.ledger.write(tensor, Record(tangent))
+        self._rewrite(tensor, tangent)
 
-    def _is_aliased(self, target: Tensor, tensor: Tensor, record: Record | None) -> bool:
-        """Whether others may see the memory of `tensor`: then it must really be written to."""
-        if self.ledger.owns(target):
-            return False
-        return tensor._base is not None or record is None or record.has_views
+    def _rewrite(self, tensor: Tensor, tangent: Tensor | None) -> None:
+        """The record of a tensor that was really written to: it may have had views before, and still has them."""
+        self.ledger.write(tensor, Record(tangent, has_views=True))
+        base = tensor._base
+        if base is not None and self.ledger.current(base)[1] is None:
+            self.ledger.write(base, Record(None, has_views=True))
 
     def _tangent_to_write(self, tensor: Tensor, *, needed: bool) -> Tensor | None:
         """The tangent of `tensor`, made of zeros where it is missing and `needed`; views share their base's."""
@@ -274,6 +348,8 @@ class _Arguments:
     def _lift_tensor(self, tensor: Tensor) -> Tensor | Dual:
         ledger = self.mode.ledger
         tensor, record = ledger.current(tensor)
+        if record is not None and hides(tensor):
+            raise lost_tangent(self.call.name, tensor)
         if record is not None and (record.tangent is not None or tensor.requires_grad):
             self.any_dual = True
             self.all_weight &= record.weight
@@ -284,71 +360,22 @@ class _Arguments:
         return tensor
 
 
-def lost_tangent(where: str, tensor: Tensor) -> LostTangentError:
-    """The error for a tensor whose derivative went where it cannot be followed."""
-    origin = type(tensor.grad_fn).__name__ if tensor.grad_fn is not None else "a leaf tensor"
-    return LostTangentError(
-        f"At {where!r}: a tensor of shape {tuple(tensor.shape)} made by {origin} depends on parameters, but how it "
-        "does could not be followed. Custom autograd.Function, vmap and other torch.func transforms, scripted modules, "
-        "and tensors that require grad without being parameters of the model hide their derivative. Write that part "
-        "with ordinary torch operations, register the tensor as a parameter, or use reference_product with a kind "
-        "other than connectivity: it differentiates twice what torch recorded."
-    )
-
-
 @cache
 def is_handwritten_norm(kind: type[nn.Module]) -> bool:
     """Whether a module is a norm by name (`LlamaRMSNorm`, `T5LayerNorm`, `LayerNorm2d`) and none of torch's own."""
     return not kind.__module__.startswith("torch.") and bool(_NORM_NAME.search(kind.__name__))
 
 
-@contextmanager
-def contained(devices: Iterable[torch.device], *, checkpoints: bool = True) -> Iterator[None]:
-    """Whatever happens inside leaves RNG states alone, runs eagerly, and checkpoints as modes can follow, or not."""
-    cuda = sorted(device.index or 0 for device in devices if device.type == "cuda")
-    with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=cuda))
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(_checkpoints(followed=checkpoints))
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        yield
+def _is_aliased(tensor: Tensor, record: Record | None) -> bool:
+    """Whether others may see the memory of `tensor`: then it must really be written to."""
+    return tensor._base is not None or record is None or record.has_views
 
 
-class _FollowableCheckpoint:
-    """Stands in for torch's reentrant checkpoint, whose forward runs where no derivative is recorded."""
-
-    @staticmethod
-    def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:  # noqa: FBT001
-        return torch.utils.checkpoint.checkpoint(
-            function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state
-        )
-
-
-class _NoCheckpoint:
-    @staticmethod
-    def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:  # noqa: FBT001, ARG004
-        return function(*args)
-
-
-def _no_frame(*_: Any, **__: Any) -> Iterator[None]:
-    yield
-
-
-@contextmanager
-def _checkpoints(*, followed: bool) -> Iterator[None]:
-    """While inside: checkpoints that run again with the mode on, or none at all."""
-    owner: Any = torch.utils.checkpoint
-    names = ("CheckpointFunction", "_checkpoint_without_reentrant_generator")
-    original = [getattr(owner, name) for name in names]
-    owner.CheckpointFunction = _FollowableCheckpoint if followed else _NoCheckpoint
-    if not followed:
-        owner._checkpoint_without_reentrant_generator = _no_frame
-    try:
-        yield
-    finally:
-        for name, value in zip(names, original, strict=True):
-            setattr(owner, name, value)
+def _cloned(value: Any) -> Any:
+    if isinstance(value, Dual):
+        tangent = None if value.tangent is None else value.tangent.clone()
+        return Dual(value.value.clone(), tangent, value.weight)
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _plain(value: Any) -> Any:

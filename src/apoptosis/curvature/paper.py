@@ -11,13 +11,14 @@ Each is the connectivity product with the other two switched off; they add up to
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from apoptosis.curvature.containment import contained
 from apoptosis.curvature.duals import Dual
-from apoptosis.curvature.interception import contained
 from apoptosis.curvature.problem import Problem, pose
 from apoptosis.curvature.product import forward, ledger_of, run
 from apoptosis.curvature.switches import KINDS, TERMS
@@ -83,6 +84,6 @@ def layer_tangents(
 def _run_forward(
     problem: Problem, note: Callable[[Tensor, Dual], None], task: Task, batch: Batch
 ) -> None:
-    with contained(problem.devices):
-        mode = TangentMode(ledger_of(problem, problem.direction), problem.kind.kept, note)
-        forward(problem, mode, task, batch)
+    ledger = ledger_of(problem, problem.direction, batch)
+    with contained(problem.model), closing(ledger):
+        forward(problem, TangentMode(ledger, problem.kind.kept, note), task, batch)

@@ -6,14 +6,16 @@ products where a training step has 1 and 2: 2.0 times its arithmetic, and the sa
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 
 import torch
 from torch import Tensor, nn
 
 from apoptosis.curvature import autocast
 from apoptosis.curvature.calls import body_of
+from apoptosis.curvature.containment import contained
 from apoptosis.curvature.duals import Ledger
-from apoptosis.curvature.interception import contained, lost_tangent
+from apoptosis.curvature.lost import lost_tangent
 from apoptosis.curvature.problem import (
     Curvature,
     Pass,
@@ -25,7 +27,7 @@ from apoptosis.curvature.problem import (
 from apoptosis.curvature.switches import find_kind
 from apoptosis.curvature.tangents import TangentMode
 from apoptosis.errors import ModelError
-from apoptosis.task import Batch, Task
+from apoptosis.task import Batch, Task, tensors_in
 
 __all__ = ["curvature_product"]
 
@@ -75,7 +77,7 @@ def run(
     problem: Problem, batches: Iterable[Batch], task: Task, micro_batch: int | None = None
 ) -> Curvature:
     """The mean of the fast pass over all data."""
-    with contained(problem.devices):
+    with contained(problem.model):
         return mean_over(
             problem, batches, task, lambda batch: one_pass(problem, task, batch), micro_batch
         )
@@ -83,9 +85,19 @@ def run(
 
 def one_pass(problem: Problem, task: Task, batch: Batch) -> Pass:
     """The product for one piece of data: a forward with tangents and a backward."""
-    parameters = problem.parameters
     tangents = _tangents(problem)
-    mode = TangentMode(ledger_of(problem, tangents), problem.kind.kept)
+    with closing(ledger_of(problem, tangents, batch)) as ledger:
+        return _carried(problem, task, batch, tangents, TangentMode(ledger, problem.kind.kept))
+
+
+def _carried(
+    problem: Problem,
+    task: Task,
+    batch: Batch,
+    tangents: dict[str, Tensor | None],
+    mode: TangentMode,
+) -> Pass:
+    parameters = problem.parameters
     outputs, moved = forward(problem, mode, task, batch)
     start = start_backward(task, batch, outputs, moved, problem.kind)
     wanted: list[Tensor] = list(parameters.values())
@@ -114,11 +126,13 @@ def _tangents(problem: Problem) -> dict[str, Tensor | None]:
     }
 
 
-def ledger_of(problem: Problem, tangents: Mapping[str, Tensor | None]) -> Ledger:
-    """Records for all that belongs to the model."""
+def ledger_of(problem: Problem, tangents: Mapping[str, Tensor | None], batch: Batch) -> Ledger:
+    """Records for all that belongs to the model or the batch."""
     ledger = Ledger({p: tangents[name] for name, p in problem.parameters.items()})
     for tensor in problem.tensors:
         ledger.own(tensor)
+    for tensor in tensors_in(batch):
+        ledger.protect(tensor)
     return ledger
 
 

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from apoptosis.curvature.containment import contained
 from apoptosis.curvature.corrections import Corrections, PaddingRows
 from apoptosis.curvature.duals import Ledger
 from apoptosis.curvature.gradient import buffers_restored
-from apoptosis.curvature.interception import contained
 from apoptosis.curvature.linearisation import LinearisingMode
 from apoptosis.curvature.problem import Curvature, Pass, Problem, mean_over, pose, start_backward
 from apoptosis.curvature.switches import find_kind
@@ -45,7 +45,7 @@ def reference_product(
     task = task or Task.classification()
     problem = pose(model, direction, find_kind(kind), wants_gradient=gradient)
     with (
-        contained(problem.devices, checkpoints=False),
+        contained(problem.model, checkpoints=False),
         buffers_restored(model),
         sdpa_kernel(SDPBackend.MATH),
     ):
