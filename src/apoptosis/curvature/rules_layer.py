@@ -20,7 +20,7 @@ themselves computed take the general rule, δW∗x + W∗x̂ + δb.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -95,12 +95,12 @@ class Matrix:
         to_x = adjoint @ weight if wanted[0] else None
         to_weight = None
         if wanted[1]:
-            to_weight = adjoint.reshape(-1, adjoint.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
+            to_weight = adjoint.flatten(0, -2).t() @ x.flatten(0, -2)
         return to_x, to_weight
 
     def sum_bias(self, adjoint: Tensor) -> Tensor:
         """Σ over rows."""
-        return adjoint.reshape(-1, adjoint.shape[-1]).sum(0)
+        return adjoint.flatten(0, -2).sum(0)
 
     def spread_bias(self, bias: Tensor, like: Tensor) -> Tensor:
         """The bias in every row."""
@@ -256,6 +256,9 @@ def layer(kept: Switches, products: Doubling, x: Any, weight: Any, bias: Any) ->
     """(W∗x + b)' = δW∗x + W∗x' + δb."""
     x, weight = lift(x), lift(weight)
     b = Dual(None) if bias is None else lift(bias)  # pyright: ignore[reportArgumentType]
+    if x.value is weight.value:  # a tensor times itself is no product of two things
+        kept = replace(kept, upper=kept.curved, lower=kept.curved, parallel=kept.curved)
+        return _general(kept, products, x, weight, b)
     identical = weight.weight and same_data(weight.value, weight.tangent)
     if identical and (bias is None or same_data(b.value, b.tangent)):
         parameters = (weight.value, weight.tangent, b.value, b.tangent)

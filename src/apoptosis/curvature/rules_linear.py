@@ -33,7 +33,7 @@ def apply_linear(
 ) -> Any:
     """ŷ = f(x̂)."""
     value = func(*values_of(args), **values_of(kwargs))
-    first = args[0] if args else next(iter(kwargs.values()))
+    first = args[0] if args else _named_input(kwargs)
     if not isinstance(first, Dual):  # const.expand_as(dual): only the shape is read
         return value
     if first.tangent is None:
@@ -42,6 +42,10 @@ def apply_linear(
     if not args:
         return _pair(value, func(first.tangent, **values_of(rest)))
     return _pair(value, func(first.tangent, *values_of(args[1:]), **values_of(rest)))
+
+
+def _named_input(kwargs: dict[str, Any]) -> Any:
+    return next((kwargs[name] for name in ("input", "self", "tensor") if name in kwargs), None)
 
 
 def _pair(value: Any, tangent: Any) -> Any:
@@ -79,6 +83,8 @@ def _zeroed(value: Any) -> Any:
         return torch.zeros_like(value)
     if type(value) in (tuple, list):
         return type(value)([_zeroed(item) for item in value])
+    if type(value) is dict:
+        return {key: _zeroed(item) for key, item in value.items()}
     return value
 
 

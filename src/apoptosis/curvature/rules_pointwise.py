@@ -167,7 +167,12 @@ def power(kept: Switches, x: Any, exponent: Any) -> Dual:
     if x.tangent is not None:
         left = x.tangent * (to * torch.pow(base, to - 1))
     if p.tangent is not None:
-        logarithm = torch.log(base) if isinstance(base, Tensor) else math.log(base)
+        # 0ᵖ does not move with p > 0, and torch says so too for p = 0.
+        logarithm = (
+            torch.log(torch.where(base == 0, 1, base))
+            if isinstance(base, Tensor)
+            else math.log(base)
+        )
         right = p.tangent * (torch.pow(base, to) * logarithm)
     return Dual(value, add_tangents(left, right))
 

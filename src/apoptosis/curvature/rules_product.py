@@ -15,7 +15,17 @@ import torch
 from torch import Tensor
 
 from apoptosis.curvature.duals import Dual, add_tangents, lift
-from apoptosis.curvature.rules import Rule, Sample, inputs, keep, register, sample, tangent_rule
+from apoptosis.curvature.rules import (
+    Declined,
+    Rule,
+    Sample,
+    inputs,
+    keep,
+    register,
+    rename,
+    sample,
+    tangent_rule,
+)
 from apoptosis.curvature.rules_linear import add, apply_linear, sub
 from apoptosis.curvature.rules_pointwise import pointwise
 from apoptosis.curvature.switches import Switches
@@ -242,6 +252,13 @@ def _pairs(*shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> Callable[[], lis
     return lambda: [sample(*inputs(*pair)) for pair in shapes]
 
 
+_FACTORS = frozenset({"other", "mat2", "vec", "vec2", "tensor"})
+_FACTOR_NAMES = {
+    **dict.fromkeys(("mat1", "batch1", "vec1", "mat"), "left"),
+    **dict.fromkeys(("mat2", "batch2", "vec2", "vec"), "right"),
+}
+
+
 def _register_bilinear(name: str, f: Bilinear, samples: Callable[[], list[Sample]]) -> None:
     def apply(
         kept: Switches,
@@ -249,7 +266,11 @@ def _register_bilinear(name: str, f: Bilinear, samples: Callable[[], list[Sample
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Dual:
-        return bilinear(kept, f, *args, *kwargs.values())
+        named = rename(kwargs)
+        first = [named.pop("x")] if "x" in named else []
+        if len(args) + len(first) + len(named) != 2 or not _FACTORS.issuperset(named):
+            raise Declined
+        return bilinear(kept, f, *first, *args, *named.values())
 
     register(Rule(name, "product", "f(x, y)' = f(x', y) + f(x, y')", apply, samples))
 
@@ -263,7 +284,8 @@ def _register_add_product(name: str, f: Bilinear, samples: Callable[[], list[Sam
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Dual:
-        return rule(kept, *args, **kwargs)
+        named = {_FACTOR_NAMES.get(key, key): value for key, value in rename(kwargs).items()}
+        return rule(kept, *args, **named)
 
     register(Rule(name, "product", "(βx + αf(y, z))' by the product rule", apply, samples))
 
