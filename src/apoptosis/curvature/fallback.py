@@ -11,6 +11,7 @@ mode), because nothing is differentiated twice that torch has not a formula for.
 operation, so whatever is met often has a rule of its own; what comes here is counted and reported.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,8 +25,9 @@ from apoptosis.curvature.duals import Dual
 from apoptosis.curvature.rules import duals_in, is_continuous, values_of
 from apoptosis.curvature.rules_linear import apply_linear
 from apoptosis.curvature.switches import Switches
+from apoptosis.errors import LostTangentError
 
-__all__ = ["apply_any"]
+__all__ = ["Randomness", "apply_any", "is_view_of"]
 
 
 class Randomness:
@@ -62,15 +64,27 @@ def apply_any(
     produced = [t for t in _tensors(result) if t.requires_grad]
     if not produced:  # comparisons, shapes, factories: constants
         return result, False
-    if all(_is_view_of(t, duals) for t in produced):
+    if any(t.layout != torch.strided or t.is_nested for t in produced):
+        return result, False  # without a record: an error as soon as it is used
+    if all(is_view_of(t, duals) for t in produced):
         return apply_linear(kept, func, args, kwargs), False
     if all(dual.tangent is None for dual in duals):
         return _wrap(result, iter(()), {id(t) for t in produced}), False
     randomness.restore()  # the same random numbers again
-    return _apply_generic(kept, func, args, kwargs, duals), True
+    try:
+        return _apply_generic(kept, func, args, kwargs, duals), True
+    except (NotImplementedError, RuntimeError) as error:
+        if not _says_no_derivative(error):
+            raise
+        return result, False  # as above; integers beside it may be used
 
 
-def _is_view_of(tensor: Tensor, duals: list[Dual]) -> bool:
+def _says_no_derivative(error: Exception) -> bool:
+    return "derivative for" in str(error) and "not implemented" in str(error)
+
+
+def is_view_of(tensor: Tensor, duals: list[Dual]) -> bool:
+    """Whether an operation only looked at one of its arguments in another way."""
     base = tensor._base
     return base is not None and any(d.value is base or d.value._base is base for d in duals)
 
@@ -117,7 +131,8 @@ class _Again:
         kwargs: dict[str, Any],
         randomness: "Randomness",
     ) -> None:
-        self.func, self.args, self.kwargs = func, args, kwargs
+        # Without the values: in place, the result stands for one of them, and would keep itself alive.
+        self.func, self.args, self.kwargs = func, _emptied(args), _emptied(kwargs)
         self.randomness = randomness
         self.template: Any = None
 
@@ -131,6 +146,10 @@ class _Again:
     def rebuild(self, made: Any) -> Any:
         """The outputs in the operation's own arrangement."""
         return _arrange(self.template, made)
+
+
+def _emptied(value: Any) -> Any:
+    return _substitute(value, itertools.repeat(Dual(torch.empty(0))))
 
 
 def _substitute(value: Any, supply: Any) -> Any:
@@ -176,7 +195,7 @@ class _Generic(torch.autograd.Function):
             pulled = _pull_back(outputs, leaves, on_tangents, create_graph=ctx.kept.curved)
             to_tangents = [None if v is None else v.detach() for v in pulled]
             if ctx.kept.curved:
-                to_values = _add_bend(to_values, pulled, leaves, tangents)
+                to_values = _add_bend(to_values, pulled, leaves, tangents, ctx.again)
         return None, None, *to_values, *to_tangents
 
 
@@ -260,15 +279,27 @@ def _add_bend(
     pulled: list[Tensor | None],
     leaves: list[Tensor],
     tangents: Any,
+    again: _Again,
 ) -> list[Tensor | None]:
     pairs = [
         (v, t) for v, t in zip(pulled, tangents, strict=True) if v is not None and v.requires_grad
     ]
     if not pairs:
         return to_values
-    bends: list[Tensor | None] = list(
-        torch.autograd.grad([v for v, _ in pairs], leaves, [t for _, t in pairs], allow_unused=True)
-    )
+    try:
+        bends: list[Tensor | None] = list(
+            torch.autograd.grad(
+                [v for v, _ in pairs], leaves, [t for _, t in pairs], allow_unused=True
+            )
+        )
+    except (NotImplementedError, RuntimeError) as error:
+        if not _says_no_derivative(error):
+            raise
+        name = getattr(again.func, "__name__", str(again.func))
+        raise LostTangentError(
+            f"The model uses {name!r}, and torch has no second derivative for it: {error} Use kind='connectivity' or "
+            "'ggn', which need only the first, or write that part with other operations."
+        ) from error
     return [
         bend if value is None else value if bend is None else value + bend
         for value, bend in zip(to_values, bends, strict=True)

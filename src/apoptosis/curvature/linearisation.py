@@ -18,6 +18,7 @@ from torch import Tensor
 from apoptosis.curvature.calls import Call
 from apoptosis.curvature.corrections import EQUAL, PaddingRows
 from apoptosis.curvature.duals import Dual, Ledger
+from apoptosis.curvature.fallback import Randomness, is_view_of
 from apoptosis.curvature.interception import Interceptor
 from apoptosis.curvature.rules import RULES, duals_in, values_of
 
@@ -53,7 +54,7 @@ class LinearisingMode(Interceptor):
         if call.name in ("div", "addcdiv"):
             return False
         duals = duals_in(args)
-        if len(duals) == 2 and duals[0].value is duals[1].value:
+        if len(duals) > 1 and all(dual.value is duals[0].value for dual in duals):
             return False
         weights = sum(dual.weight for dual in duals)
         return not self.norm_depth or len(duals) < 2 or 0 < weights < len(duals)
@@ -99,12 +100,14 @@ def _step(x: Tensor) -> Tensor:
 
 
 def _linearise_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    duals = duals_in((args, kwargs))
+    randomness = Randomness(duals[0].value.device)
     with torch.enable_grad():
         plain = func(*values_of(args), **values_of(kwargs))
     produced = [t for t in _tensors(plain) if t.requires_grad]
-    if not produced or all(t._base is not None for t in produced):
+    if not produced or all(is_view_of(t, duals) for t in produced):
         return plain
-    duals = duals_in((args, kwargs))
+    randomness.restore()
 
     def run(*points: Tensor) -> Any:
         supply = iter(points)
