@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +82,10 @@ def pose(
     wants_gradient: bool = False,
 ) -> Problem:
     """Check model and direction and put them together."""
+    if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ModelError(
+            f"Curvature of a {type(model).__name__} was asked for; only an nn.Module has parameters to score."
+        )
     named = dict(model.named_parameters())
     parameters = {n: p for n, p in named.items() if p.requires_grad}
     if not parameters:
@@ -110,6 +115,10 @@ def _check_direction(
 ) -> dict[str, Tensor | None]:
     if direction is None:
         return {name: parameter.detach() for name, parameter in parameters.items()}
+    if not isinstance(direction, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DirectionError(
+            f"The direction is a {type(direction).__name__}; it must map names of parameters to tensors."
+        )
     unknown = sorted(set(direction) - set(parameters))
     if unknown:
         known = ", ".join(list(parameters)[:4])
@@ -127,8 +136,11 @@ def _check_direction(
                 f"The direction for {name!r} has shape {tuple(delta.shape)}, the parameter "
                 f"{tuple(parameters[name].shape)}. Both must be equal."
             )
-    given = [delta for delta in direction.values() if delta.numel()]
-    for name, value in zip(direction, _largest(given), strict=False):
+        if delta.is_complex():
+            raise DirectionError(f"The direction for {name!r} is complex; parameters are real.")
+    given = {name: delta.to(parameters[name].dtype) for name, delta in direction.items()}
+    given = {name: delta for name, delta in given.items() if delta.numel()}
+    for name, value in zip(given, _largest(list(given.values())), strict=True):
         if not math.isfinite(value):
             raise DirectionError(
                 f"The direction for {name!r} holds NaN or infinity. Its entries must be finite."
@@ -158,6 +170,10 @@ def mean_over(
     micro_batch: int | None = None,
 ) -> Curvature:
     """Run `one_pass` over all data in pieces and average."""
+    if not hasattr(batches, "__iter__") and not hasattr(batches, "__getitem__"):
+        raise DataError(
+            f"The batches are a {type(batches).__name__}; pass a list or a loader, anything that gives batches."
+        )
     total = _Total(problem)
     devices = problem.devices
     for batch in track(batches, problem.kind.name):
@@ -173,9 +189,9 @@ def mean_over(
 def _pieces(batch: Batch, task: Task, micro_batch: int | None) -> Iterable[Batch]:
     if micro_batch is None:
         return [batch]
-    if micro_batch < 1:
+    if not isinstance(micro_batch, int) or micro_batch < 1:  # pyright: ignore
         raise ConfigError(
-            f"micro_batch={micro_batch} was asked for; it is a number of samples, at least 1."
+            f"micro_batch={micro_batch!r} was asked for; it is a number of samples, at least 1."
         )
     return task.split(batch, micro_batch)
 
@@ -297,6 +313,12 @@ def start_backward(
     leaf = outputs.detach().requires_grad_()
     loss = task.loss(leaf, batch)
     value = _check_loss(loss)
+    if _depends_on_more(loss, leaf):
+        raise LossError(
+            "The task's loss depends on tensors that require grad other than the model's outputs: a penalty on the "
+            "parameters, or a loss with parameters of its own? Only what goes through the outputs has a product here. "
+            "Leave the penalty out and add its (diagonal) curvature to the result, or let the model compute it."
+        )
     slope = torch.autograd.grad(loss, leaf, create_graph=kind.starts_value)[0]
     on_value = None
     if kind.starts_value and tangent is not None and slope.requires_grad:
@@ -312,6 +334,20 @@ def start_backward(
         # An adjoint all the same: what the outputs depend on is then told apart from what has curvature 0.
         on_value = torch.zeros_like(leaf)
     return Start(value, slope.detach(), on_value)
+
+
+def _depends_on_more(loss: Tensor, leaf: Tensor) -> bool:
+    """Whether the graph of `loss` ends anywhere else than at `leaf`."""
+    todo, seen = [loss.grad_fn], set[Any]()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if getattr(node, "variable", leaf) is not leaf:
+            return True
+        todo += [parent for parent, _ in node.next_functions]
+    return False
 
 
 def _check_loss(loss: Tensor) -> float:
