@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
+from apoptosis.curvature import curvature_product
 from apoptosis.errors import DataError
 from apoptosis.task import Task, find_logits, split_batch
 
@@ -185,3 +186,23 @@ def test_what_has_no_batch_dimension_is_left_whole():
 def test_a_batch_without_tensors_is_refused():
     with pytest.raises(DataError, match="no tensor with a batch dimension"):
         list(split_batch({"a": "text"}, 2))
+
+
+def test_ignored_labels_do_not_count_however_the_data_are_cut() -> None:
+    model = torch.nn.Linear(3, 4, dtype=torch.float64)
+    x = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    batch = (x, torch.tensor([0, -100, 2, -100, -100, 3]))
+    task = Task.classification()
+    assert task.count(batch) == 3
+    whole = curvature_product(model, [batch], task, kind="hessian").product
+    for micro_batch in (1, 2, 3):
+        cut = curvature_product(model, [batch], task, kind="hessian", micro_batch=micro_batch)
+        for name, product in whole.items():
+            torch.testing.assert_close(cut.product[name], product)
+    drawn = task.sample(model(x), batch, torch.Generator().manual_seed(0))
+    assert torch.equal(drawn[1] == -100, batch[1] == -100)
+
+
+def test_labels_per_position_all_count() -> None:
+    batch = (torch.zeros(2, 1, 3, 3), torch.zeros(2, 3, 3, dtype=torch.long))
+    assert Task.classification().count(batch) == 18

@@ -53,17 +53,19 @@ class Task:
 
         Args:
             loss: a mean loss of `(logits, labels)`; cross-entropy unless said. Labels are class indices (samples and
-                metrics assume so); any other target works for a loss of your own.
+                metrics assume so), one per sample or per position, -100 where there is none; any other target works
+                for a loss of your own, which must be a plain mean over samples.
         """
+        by_label = loss is F.cross_entropy
         return cls(
             inputs=_pair_inputs,
             outputs=find_logits,
             loss=lambda outputs, batch: loss(outputs, _labels(batch)),
-            count=lambda batch: len(_labels(batch)),
+            count=lambda batch: _count(_labels(batch)) if by_label else len(_labels(batch)),
             split=split_batch,
             sample=lambda outputs, batch, generator: (
                 batch[0],
-                draw_labels(outputs, dim=1, generator=generator),
+                _draw_again(outputs, batch, generator),
             ),
             metrics=lambda outputs, batch: {
                 "correct": float((outputs.argmax(1) == _labels(batch)).sum())
@@ -118,11 +120,11 @@ class Task:
             inputs=lambda batch: ((), {k: v for k, v in batch.items() if k != "labels"}),
             outputs=find_logits,
             loss=lambda outputs, batch: F.cross_entropy(outputs, _labels(batch)),
-            count=lambda batch: len(_labels(batch)),
+            count=lambda batch: _count(_labels(batch)),
             split=split_batch,
             sample=lambda outputs, batch, generator: {
                 **batch,
-                "labels": draw_labels(outputs, dim=1, generator=generator),
+                "labels": _draw_again(outputs, batch, generator),
             },
             metrics=lambda outputs, batch: {
                 "correct": float((outputs.argmax(1) == _labels(batch)).sum())
@@ -201,15 +203,34 @@ def _pair_inputs(batch: Batch) -> Inputs:
     return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), {}
 
 
-def _labels(batch: Batch) -> Tensor:
+def _find_labels(batch: Batch) -> Tensor | None:
     if isinstance(batch, (tuple, list)) and len(batch) == 2 and isinstance(batch[1], Tensor):
         return batch[1]
-    if isinstance(batch, Mapping) and isinstance(batch.get("labels"), Tensor):
-        return batch["labels"]
-    raise DataError(
-        f"A loss needs labels and found none in a batch of type {type(batch).__name__}. "
-        "Batches are (inputs, labels) pairs, or dicts with a tensor 'labels'."
-    )
+    labels = batch.get("labels") if isinstance(batch, Mapping) else None
+    return labels if isinstance(labels, Tensor) else None
+
+
+def _labels(batch: Batch) -> Tensor:
+    labels = _find_labels(batch)
+    if labels is None:
+        raise DataError(
+            f"A loss needs labels and found none in a batch of type {type(batch).__name__}. "
+            "Batches are (inputs, labels) pairs, or dicts with a tensor 'labels'."
+        )
+    return labels
+
+
+def _count(labels: Tensor) -> int:
+    """What cross-entropy's mean runs over: class indices that are not ignored, or rows of probabilities."""
+    return len(labels) if labels.is_floating_point() else int((labels != IGNORED).sum())
+
+
+def _draw_again(outputs: Tensor, batch: Batch, generator: torch.Generator | None) -> Tensor:
+    """Drawn labels; where the batch has labels and ignores one, it stays ignored."""
+    drawn, labels = draw_labels(outputs, dim=1, generator=generator), _find_labels(batch)
+    if labels is None or labels.shape != drawn.shape:
+        return drawn
+    return torch.where(labels == IGNORED, IGNORED, drawn)
 
 
 def _token_dict(batch: Batch) -> dict[str, Any]:
