@@ -178,10 +178,10 @@ def mean_over(
     devices = problem.devices
     for batch in track(batches, problem.kind.name):
         for piece in _pieces(batch, task, micro_batch):
+            _check_devices(piece, devices)
             count = task.count(piece)
             if count == 0:
                 continue
-            _check_devices(piece, devices)
             total.add(one_pass(_constant(piece)), count)
     return total.mean()
 

@@ -293,7 +293,6 @@ _UNARY: dict[str, Callable[[], list[Sample]]] = {
     "masked_select": lambda: [sample(inputs((3,))[0], torch.tensor([True, False, True]))],
     "movedim": _one(0, 2),
     "narrow": _one(2, 1, 2),
-    "narrow_copy": _one(2, 1, 2),
     "neg": _one(),
     "permute": _one((2, 0, 1)),
     "positive": _one(),

@@ -72,7 +72,8 @@ class _Pointwise(torch.autograd.Function):
         x: Tensor,
         tangent: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        if activation.writes is not None and x.shape == tangent.shape:
+        # Side by side only where the layer above remembers both: half a buffer keeps the other half in memory.
+        if activation.writes is not None and kept.lower and x.shape == tangent.shape:
             y, moved = empty_stack(x)
             write_value, write_slope = activation.writes
             write_value(x, *options, y)
