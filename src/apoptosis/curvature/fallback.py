@@ -22,6 +22,7 @@ from torch.autograd import forward_ad
 
 from apoptosis.curvature.adjoints import Saved, adjoint, save
 from apoptosis.curvature.duals import Dual
+from apoptosis.curvature.nesting import mapped, supplied, tensors_of
 from apoptosis.curvature.rules import duals_in, is_continuous, values_of
 from apoptosis.curvature.rules_linear import apply_linear
 from apoptosis.curvature.switches import Switches
@@ -61,7 +62,7 @@ def apply_any(
     duals = duals_in((args, kwargs))
     randomness = Randomness(duals[0].value.device)
     result = func(*values_of(args), **values_of(kwargs))
-    produced = [t for t in _tensors(result) if t.requires_grad]
+    produced = [t for t in tensors_of(result) if t.requires_grad]
     if not produced:  # comparisons, shapes, factories: constants
         return result, False
     if any(t.layout != torch.strided or t.is_nested for t in produced):
@@ -69,7 +70,7 @@ def apply_any(
     if all(is_view_of(t, duals) for t in produced):
         return apply_linear(kept, func, args, kwargs), False
     if all(dual.tangent is None for dual in duals):
-        return _wrap(result, iter(()), {id(t) for t in produced}), False
+        return mapped(result, lambda t: Dual(t) if t.requires_grad else t), False
     randomness.restore()  # the same random numbers again
     try:
         return _apply_generic(kept, func, args, kwargs, duals), True
@@ -87,23 +88,6 @@ def is_view_of(tensor: Tensor, duals: list[Dual]) -> bool:
     """Whether an operation only looked at one of its arguments in another way."""
     base = tensor._base
     return base is not None and any(d.value is base or d.value._base is base for d in duals)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, (tuple, list)):
-        return [t for item in value for t in _tensors(item)]
-    return []
-
-
-def _wrap(result: Any, tangents: Any, produced: set[int]) -> Any:
-    if isinstance(result, Tensor):
-        return Dual(result, next(tangents, None)) if id(result) in produced else result
-    if isinstance(result, (tuple, list)):
-        parts = [_wrap(part, tangents, produced) for part in result]
-        return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
-    return result
 
 
 def _apply_generic(
@@ -139,36 +123,17 @@ class _Again:
     def __call__(self, values: list[Tensor]) -> list[Tensor]:
         """The floating-point outputs."""
         supply = iter(values)
-        args, kwargs = (_substitute(part, supply) for part in (self.args, self.kwargs))
+        args, kwargs = (supplied(part, supply) for part in (self.args, self.kwargs))
         self.template = self.func(*args, **kwargs)
-        return [t for t in _tensors(self.template) if is_continuous(t)]
+        return [t for t in tensors_of(self.template) if is_continuous(t)]
 
     def rebuild(self, made: Any) -> Any:
         """The outputs in the operation's own arrangement."""
-        return _arrange(self.template, made)
+        return mapped(self.template, lambda t: next(made) if is_continuous(t) else t)
 
 
 def _emptied(value: Any) -> Any:
-    return _substitute(value, itertools.repeat(Dual(torch.empty(0))))
-
-
-def _substitute(value: Any, supply: Any) -> Any:
-    if isinstance(value, Dual):
-        return next(supply)
-    if type(value) in (tuple, list):
-        return type(value)([_substitute(item, supply) for item in value])
-    if type(value) is dict:
-        return {key: _substitute(item, supply) for key, item in value.items()}
-    return value
-
-
-def _arrange(template: Any, made: Any) -> Any:
-    if isinstance(template, Tensor):
-        return next(made) if is_continuous(template) else template
-    if isinstance(template, (tuple, list)):
-        parts = [_arrange(part, made) for part in template]
-        return type(template)(*parts) if hasattr(template, "_fields") else type(template)(parts)
-    return template
+    return supplied(value, itertools.repeat(Dual(torch.empty(0))))
 
 
 class _Generic(torch.autograd.Function):
@@ -179,7 +144,8 @@ class _Generic(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         save(ctx, *flat)
         values, moved = _push_forward(again, xs, tangents)
-        again.template = _detached(again.template)
+        # The arrangement and the integers of the result, not its graph.
+        again.template = mapped(again.template, Tensor.detach)
         return (*values, *moved)
 
     @staticmethod
@@ -197,16 +163,6 @@ class _Generic(torch.autograd.Function):
             if ctx.kept.curved:
                 to_values = _add_bend(to_values, pulled, leaves, tangents, ctx.again)
         return None, None, *to_values, *to_tangents
-
-
-def _detached(value: Any) -> Any:
-    """Keep the arrangement and the integers of a result, not its graph."""
-    if isinstance(value, Tensor):
-        return value.detach()
-    if isinstance(value, (tuple, list)):
-        parts = [_detached(part) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value
 
 
 def _push_forward(

@@ -20,6 +20,7 @@ from apoptosis.curvature.corrections import EQUAL, PaddingRows
 from apoptosis.curvature.duals import Dual, Ledger
 from apoptosis.curvature.fallback import Randomness, is_view_of
 from apoptosis.curvature.interception import Interceptor
+from apoptosis.curvature.nesting import mapped, supplied, tensors_of
 from apoptosis.curvature.rules import RULES, duals_in, values_of
 
 __all__ = ["LinearisingMode", "linearised"]
@@ -44,10 +45,10 @@ class LinearisingMode(Interceptor):
         rule = RULES.get(call.name)
         family = rule.family if rule is not None else ""
         if call.name == "embedding_bag":
-            return _known(EQUAL[call.name](*values_of(args), **values_of(kwargs)))
+            return _recorded(EQUAL[call.name](*values_of(args), **values_of(kwargs)))
         if family == "linear" or (family in ("product", "layer") and self._is_product(call, args)):
-            return _known(func(*values_of(args), **values_of(kwargs)))
-        return _known(_linearise_call(EQUAL.get(call.name, func), args, kwargs))
+            return _recorded(func(*values_of(args), **values_of(kwargs)))
+        return _recorded(_linearise_call(EQUAL.get(call.name, func), args, kwargs))
 
     def _is_product(self, call: Call, args: tuple[Any, ...]) -> bool:
         """Products of two things; not divisions, not squares, not activations inside a hand-written norm."""
@@ -65,7 +66,7 @@ def linearised(f: Callable[..., Any], *xs: Tensor) -> Any:
     points = [x.detach().requires_grad_() for x in xs]
     with torch.enable_grad():
         outputs = f(*points)
-        flat = [y for y in _tensors(outputs) if y.requires_grad]
+        flat = [y for y in tensors_of(outputs) if y.requires_grad]
         probes = [torch.zeros_like(y, requires_grad=True) for y in flat]
         pulled: list[Tensor | None] = list(
             torch.autograd.grad(flat, points, probes, create_graph=True, allow_unused=True)
@@ -76,7 +77,7 @@ def linearised(f: Callable[..., Any], *xs: Tensor) -> Any:
             if v is not None and v.requires_grad
         ]
         if not pairs:  # rounding: the slope is 0
-            return _rebuild(outputs, iter(y.detach() for y in flat), {id(y) for y in flat})
+            return mapped(outputs, Tensor.detach)
         slopes: list[Tensor | None] = list(
             torch.autograd.grad(
                 [v for v, _ in pairs],
@@ -90,7 +91,7 @@ def linearised(f: Callable[..., Any], *xs: Tensor) -> Any:
         y.detach() if slope is None else y.detach() + slope
         for y, slope in zip(flat, slopes, strict=True)
     )
-    return _rebuild(outputs, surrogates, {id(y) for y in flat})
+    return mapped(outputs, lambda t: next(surrogates) if t.requires_grad else t)
 
 
 def _step(x: Tensor) -> Tensor:
@@ -104,53 +105,21 @@ def _linearise_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     randomness = Randomness(duals[0].value.device)
     with torch.enable_grad():
         plain = func(*values_of(args), **values_of(kwargs))
-    produced = [t for t in _tensors(plain) if t.requires_grad]
+    produced = [t for t in tensors_of(plain) if t.requires_grad]
     if not produced or all(is_view_of(t, duals) for t in produced):
         return plain
     randomness.restore()
 
     def run(*points: Tensor) -> Any:
         supply = iter(points)
-        return func(*_supplied(args, supply), **_supplied(kwargs, supply))
+        return func(*supplied(args, supply), **supplied(kwargs, supply))
 
     return linearised(run, *(dual.value for dual in duals))
 
 
-def _supplied(value: Any, supply: Any) -> Any:
-    if isinstance(value, Dual):
-        return next(supply)
-    if type(value) in (tuple, list):
-        return type(value)([_supplied(item, supply) for item in value])
-    if type(value) is dict:
-        return {key: _supplied(item, supply) for key, item in value.items()}
-    return value
-
-
-def _known(result: Any) -> Any:
+def _recorded(result: Any) -> Any:
     """Everything that depends on parameters gets a record."""
-    if isinstance(result, Tensor):
-        return Dual(result) if result.requires_grad else result
-    if isinstance(result, (tuple, list)):
-        parts = [_known(part) for part in result]
-        return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
-    return result
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, (tuple, list)):
-        return [t for item in value for t in _tensors(item)]
-    return []
-
-
-def _rebuild(result: Any, made: Any, ids: set[int]) -> Any:
-    if isinstance(result, Tensor):
-        return next(made) if id(result) in ids else result
-    if isinstance(result, (tuple, list)):
-        parts = [_rebuild(part, made, ids) for part in result]
-        return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
-    return result
+    return mapped(result, lambda t: Dual(t) if t.requires_grad else t)
 
 
 def _affine(n: Tensor, weight: Tensor | None, bias: Tensor | None, shape: Any) -> Tensor:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from apoptosis.curvature.duals import Dual
+from apoptosis.curvature.nesting import replaced
 from apoptosis.curvature.switches import Switches
 
 __all__ = ["RULES", "Declined", "Rule", "Sample", "inputs", "keep", "register", "values_of"]
@@ -93,12 +94,12 @@ def keep(value: Tensor, kept: bool) -> Tensor:  # noqa: FBT001 - reads as "keep 
 
 def values_of(value: Any) -> Any:
     """The same arguments with each `Dual` replaced by its value."""
-    return _replace(value, lambda dual: dual.value)
+    return replaced(value, lambda dual: dual.value)
 
 
 def tangents_of(value: Any) -> Any:
     """The same arguments with each `Dual` replaced by its tangent, or by zeros where it has none."""
-    return _replace(value, lambda d: torch.zeros_like(d.value) if d.tangent is None else d.tangent)
+    return replaced(value, lambda d: torch.zeros_like(d.value) if d.tangent is None else d.tangent)
 
 
 def is_continuous(tensor: Tensor) -> bool:
@@ -114,7 +115,7 @@ def duals_in(value: Any) -> list[Dual]:
         found.append(dual)
         return dual.value
 
-    _replace(value, note)
+    replaced(value, note)
     return found
 
 
@@ -132,13 +133,3 @@ def inputs(*shapes: tuple[int, ...], positive: bool = False) -> list[Tensor]:
 def sample(*args: Any, **kwargs: Any) -> Sample:
     """A `Sample` as it would be called."""
     return Sample(args, kwargs)
-
-
-def _replace(value: Any, by: Callable[[Dual], Tensor]) -> Any:
-    if isinstance(value, Dual):
-        return by(value)
-    if type(value) in (tuple, list):
-        return type(value)([_replace(item, by) for item in value])
-    if type(value) is dict:
-        return {key: _replace(item, by) for key, item in value.items()}
-    return value
