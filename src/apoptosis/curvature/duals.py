@@ -12,6 +12,7 @@ its own tangent, keeps nothing else alive, and is not known to the next pass.
 """
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from apoptosis.curvature.originals import Originals
 
-__all__ = ["Dual", "Ledger", "Record", "alias_tangent", "lift", "same_data"]
+__all__ = ["Dual", "Ledger", "Record", "alias_tangent", "lift", "map_dual", "same_data"]
 
 _SLOT = "_apoptosis_record"
 
@@ -171,6 +172,12 @@ class Ledger:
 def lift(x: Any) -> Dual:
     """`x` as a dual: itself, or a constant."""
     return x if isinstance(x, Dual) else Dual(x)
+
+
+def map_dual(x: Dual, function: Callable[[Tensor], Tensor]) -> Dual:
+    """A linear function of a dual, of value and tangent alike."""
+    tangent = None if x.tangent is None else function(x.tangent)
+    return Dual(function(x.value), tangent, x.weight)
 
 
 def same_data(x: Tensor, tangent: Tensor | None) -> bool:

@@ -224,6 +224,20 @@ def _attention(  # noqa: PLR0913 - torch's signature
     return weights @ v
 
 
+def _einsum(equation: str, *operands: Any, path: Any = None) -> Tensor:  # noqa: ARG001 - torch's order of contraction
+    """A product of its operands; what stands in it more than once is no product with itself."""
+    factors = list(operands[0]) if isinstance(operands[0], (tuple, list)) else list(operands)
+    for x in factors:
+        places = [i for i, y in enumerate(factors) if y is x]
+        if len(places) > 1 and x.requires_grad:
+            point = x.detach()
+            still = [point if i in places else y for i, y in enumerate(factors)]
+            moving = [[x if i == place else y for i, y in enumerate(still)] for place in places]
+            terms = [_einsum(equation, *part) for part in moving]
+            return sum(terms[1:], terms[0]) - (len(places) - 1) * _einsum(equation, *still)
+    return torch.einsum(equation, *factors)
+
+
 def _glu(x: Tensor, dim: int = -1) -> Tensor:
     a, b = x.chunk(2, dim)
     return a * linearised(torch.sigmoid, b)
@@ -245,6 +259,7 @@ _APART: dict[str, Callable[..., Tensor]] = {
     "rms_norm": _rms_norm,
     "group_norm": _group_norm,
     "scaled_dot_product_attention": _attention,
+    "einsum": _einsum,
     "glu": _glu,
     "prelu": _prelu,
     "lerp": _lerp,

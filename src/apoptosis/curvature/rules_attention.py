@@ -17,7 +17,7 @@ from torch import Tensor
 
 from apoptosis.curvature.adjoints import Saved, adjoint, apply_pair, save
 from apoptosis.curvature.attention import fused_attention, is_fusable
-from apoptosis.curvature.duals import Dual, lift
+from apoptosis.curvature.duals import Dual, lift, map_dual
 from apoptosis.curvature.rules import inputs, keep, sample, tangent_rule
 from apoptosis.curvature.rules_linear import add, apply_linear, masked_fill
 from apoptosis.curvature.rules_product import bilinear
@@ -122,7 +122,7 @@ def attention(  # noqa: PLR0913, PLR0917 - torch's signature
     q, k, v = lift(query), lift(key), lift(value)
     if enable_gqa:
         repeats = q.value.shape[-3] // k.value.shape[-3]
-        k, v = (_map(x, lambda t: t.repeat_interleave(repeats, -3)) for x in (k, v))
+        k, v = (map_dual(x, lambda t: t.repeat_interleave(repeats, -3)) for x in (k, v))
     factor = q.value.shape[-1] ** -0.5 if scale is None else scale
     mask = attn_mask
     if is_causal:
@@ -130,11 +130,13 @@ def attention(  # noqa: PLR0913, PLR0917 - torch's signature
         mask = torch.ones(rows, columns, dtype=torch.bool, device=q.value.device).tril()
     if dropout_p == 0 and is_fusable(kept, q, k, v, mask):
         return fused_attention(kept, factor, q, k, v, mask)
-    scores = bilinear(kept, torch.matmul, _map(q, lambda t: t * factor), _map(k, lambda t: t.mT))
+    scores = bilinear(
+        kept, torch.matmul, map_dual(q, lambda t: t * factor), map_dual(k, lambda t: t.mT)
+    )
     weights = _attend(kept, scores, mask)
     if dropout_p > 0:
         dropped = torch.dropout(torch.ones_like(weights.value), dropout_p, True)
-        weights = _map(weights, lambda t: t * dropped)
+        weights = map_dual(weights, lambda t: t * dropped)
     return bilinear(kept, torch.matmul, weights, v)
 
 
@@ -151,7 +153,3 @@ def _attend(kept: Switches, scores: Dual, mask: Any) -> Dual:
         scores = masked_fill(kept, scores, blind, 0.0)
         return masked_fill(kept, softmax(kept, scores, -1), blind, 0.0)
     return softmax(kept, scores, -1)
-
-
-def _map(x: Dual, function: Any) -> Dual:
-    return Dual(function(x.value), None if x.tangent is None else function(x.tangent), x.weight)

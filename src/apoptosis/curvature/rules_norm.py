@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from apoptosis.curvature.adjoints import Saved, adjoint, apply_pair, save
-from apoptosis.curvature.duals import Dual, lift, same_data
+from apoptosis.curvature.duals import Dual, lift, map_dual, same_data
 from apoptosis.curvature.fixed_norm import fixed_norm
 from apoptosis.curvature.rules import inputs, sample, tangent_rule
 from apoptosis.curvature.rules_linear import add
@@ -182,16 +182,12 @@ def _affine(kept: Switches, n: Dual, weight: Any, bias: Any, shape: tuple[int, .
         y = mul(kept, _shaped(lift(weight), shape), y)
     if bias is not None:
         y = add(kept, y, _shaped(lift(bias), shape))
-    return _map(y, lambda t: t.to(n.value.dtype)) if y.value.dtype != n.value.dtype else y
+    return map_dual(y, lambda t: t.to(n.value.dtype)) if y.value.dtype != n.value.dtype else y
 
 
 def _shaped(x: Dual, shape: tuple[int, ...]) -> Dual:
     tangent = None if x.tangent is None else x.tangent.view(shape)
     return Dual(x.value.view(shape), tangent, x.weight)
-
-
-def _map(x: Dual, function: Any) -> Dual:
-    return Dual(function(x.value), None if x.tangent is None else function(x.tangent), x.weight)
 
 
 def _follows(weight: Any, bias: Any) -> bool:
@@ -232,8 +228,8 @@ def batch_norm(  # noqa: PLR0913, PLR0917 - torch's signature
     channels = (1, -1, *(1,) * (x.value.dim() - 2))
     if training or running_mean is None or running_var is None:
         flipped = x.value.transpose(0, 1)
-        n = _normalise(kept, _map(x, lambda t: t.transpose(0, 1).reshape(t.shape[1], -1)), eps)
-        n = _map(n, lambda t: t.view(flipped.shape).transpose(0, 1))
+        n = _normalise(kept, map_dual(x, lambda t: t.transpose(0, 1).reshape(t.shape[1], -1)), eps)
+        n = map_dual(n, lambda t: t.view(flipped.shape).transpose(0, 1))
         return _affine(kept, n, weight, bias, channels)
     if bias is not None and _follows(weight, bias):
         statistics = (running_mean, running_var, eps)
@@ -269,8 +265,8 @@ def layer_norm(  # noqa: PLR0913, PLR0917 - torch's signature
     x, shape = lift(x), list(normalized_shape)
     if weight is not None and (dtype := lift(weight).value.dtype) != x.value.dtype:
         # Half-precision activations under autocast with float32 weights: the kernels want one dtype.
-        wide = layer_norm(kept, _map(x, lambda t: t.to(dtype)), shape, weight, bias, eps)
-        return _map(wide, lambda t: t.to(x.value.dtype))
+        wide = layer_norm(kept, map_dual(x, lambda t: t.to(dtype)), shape, weight, bias, eps)
+        return map_dual(wide, lambda t: t.to(x.value.dtype))
     if weight is not None and _follows(weight, bias) and x.value.dim() > len(shape):
         w = lift(weight)
         b = Dual(None) if bias is None else lift(bias)  # pyright: ignore[reportArgumentType]
@@ -306,9 +302,9 @@ def _rows_norm(  # noqa: PLR0913 - what its two callers tell apart
     *,
     centred: bool = True,
 ) -> Dual:
-    rows = _map(x, lambda t: t.reshape(-1, math.prod(shape)))
+    rows = map_dual(x, lambda t: t.reshape(-1, math.prod(shape)))
     n = _normalise(kept, rows, eps, centred=centred)
-    return _affine(kept, _map(n, lambda t: t.view(x.value.shape)), weight, bias, tuple(shape))
+    return _affine(kept, map_dual(n, lambda t: t.view(x.value.shape)), weight, bias, tuple(shape))
 
 
 @tangent_rule(
@@ -331,9 +327,9 @@ def group_norm(  # noqa: PLR0913, PLR0917 - torch's signature
     """γ·n + β over each sample's groups of channels."""
     x = lift(x)
     size = x.value.numel() // (x.value.shape[0] * num_groups)
-    n = _normalise(kept, _map(x, lambda t: t.reshape(-1, size)), eps)
+    n = _normalise(kept, map_dual(x, lambda t: t.reshape(-1, size)), eps)
     channels = (1, -1, *(1,) * (x.value.dim() - 2))
-    return _affine(kept, _map(n, lambda t: t.view(x.value.shape)), weight, bias, channels)
+    return _affine(kept, map_dual(n, lambda t: t.view(x.value.shape)), weight, bias, channels)
 
 
 @tangent_rule(
