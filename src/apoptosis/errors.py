@@ -44,3 +44,15 @@ class LostTangentError(ApoptosisError, NotImplementedError):
 
 class ConfigError(ApoptosisError, ValueError):
     """An option has a value that nobody can mean."""
+
+
+class AxisConflictError(ApoptosisError, ValueError):
+    """Two sizes that must be equal are not."""
+
+
+class TraceError(ApoptosisError, RuntimeError):
+    """The model did not run on its example inputs, or cannot be followed."""
+
+
+class PlanMismatchError(ApoptosisError, ValueError):
+    """A plan does not fit the model or the structure it is used with."""

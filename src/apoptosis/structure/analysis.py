@@ -1,0 +1,106 @@
+"""Solve the axes of a whole program: every rule in turn, then everything resolved.
+
+What goes in and out of the model is pinned, and so is what left torch on the way (`.numpy()`).
+"""
+
+from dataclasses import dataclass
+
+from apoptosis.structure import (
+    rules_index,
+    rules_norm,
+    rules_pointwise,
+    rules_product,
+    rules_recurrent,
+    rules_reduce,
+    rules_shape,
+)
+from apoptosis.structure import axes as algebra
+from apoptosis.structure.arrangement import leaves_in
+from apoptosis.structure.axes import Axis, Expr
+from apoptosis.structure.program import Call, Program, Value, values_in
+from apoptosis.structure.rules import Context, Facts, PinReason, Size, analyse_call
+
+__all__ = ["FAMILIES", "Analysis", "analyse"]
+
+FAMILIES = tuple(
+    room.FAMILY
+    for room in (
+        rules_index,
+        rules_norm,
+        rules_pointwise,
+        rules_product,
+        rules_recurrent,
+        rules_reduce,
+        rules_shape,
+    )
+)
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A program, the axes of its values, and what the rules said of its calls."""
+
+    program: Program
+    axes: dict[Value, tuple[Expr, ...]]
+    facts: dict[Call, Facts]
+
+    def tensors(self) -> list[Value]:
+        """The model's own tensors that the run used, each once, in the model's order."""
+        used = {value for call in self.program.calls for value in values_in(call.arguments)}
+        return [value for value in dict.fromkeys(self.program.tensors.values()) if value in used]
+
+
+def analyse(program: Program) -> Analysis:
+    """The axes of every value."""
+    context = Context(used=_used(program))
+    for value in program.inputs:
+        _add(context, value, PinReason("input", "it is an input of the model"))
+    for value in program.tensors.values():
+        if value not in context.axes:
+            _add(context, value, None)
+    facts: dict[Call, Facts] = {}
+    for call in program.calls:
+        for value in values_in(call.arguments):
+            if value not in context.axes:
+                _add(context, value, PinReason("constant", "it is a constant of the run", quiet=True))
+        facts[call] = analyse_call(call, context)
+    for value in leaves_in(program.outputs, Value):
+        _pin(context, value, PinReason("output", "it is an output of the model"))
+    for value, how, line in program.escapes:
+        _pin(context, value, PinReason(how, "its numbers leave torch here", line=line))
+    axes = {v: tuple(algebra.resolve(e) for e in own) for v, own in context.axes.items()}
+    for own in facts.values():
+        _resolve(own)
+    return Analysis(program, axes, facts)
+
+
+def _used(program: Program) -> set[Value]:
+    used = {value for call in program.calls for value in values_in(call.arguments)}
+    return used | set(leaves_in(program.outputs, Value))
+
+
+def _add(context: Context, value: Value, reason: PinReason | None) -> None:
+    context.axes[value] = [
+        algebra.resolve(Expr.of(Axis(size, pin=reason))) for size in value.shape
+    ]
+
+
+def _pin(context: Context, value: Value, reason: PinReason) -> None:
+    if value not in context.axes:
+        _add(context, value, reason)
+    for expr in context.axes[value]:
+        algebra.pin(expr, reason)
+
+
+def _resolve(facts: Facts) -> None:
+    """Put the solution into what a rule stated before everything was known."""
+    resolve = algebra.resolve
+    facts.axes = [[resolve(expr) for expr in axes] for axes in facts.axes]
+    facts.sizes = {at: Size(resolve(s.expr), s.negative) for at, s in facts.sizes.items()}
+    facts.costs = [tuple(resolve(expr) for expr in cost) for cost in facts.costs]
+    facts.contractions = [(resolve(expr), operands) for expr, operands in facts.contractions]
+    facts.statistics = [(resolve(expr), why) for expr, why in facts.statistics]
+    facts.roles = [(value, resolve(expr), role) for value, expr, role in facts.roles]
+    facts.kinds = [(resolve(expr), kind) for expr, kind in facts.kinds]
+    facts.ties = [tuple(resolve(expr) for expr in tie) for tie in facts.ties]
+    facts.floors = [resolve(expr) for expr in facts.floors]

@@ -1,0 +1,69 @@
+"""Inputs and results of a model, however arranged: which tensors are in there, and the same arrangement with others.
+
+Known are tuples (named ones too), lists, dicts and dataclasses, which covers the outputs of every library we met. Of
+any other object the attributes are looked at, but it cannot be rebuilt. A key-value cache is the exception: it is the
+model's own memory between two calls, no result, and nobody outside depends on its shapes.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+__all__ = ["leaves_in", "rearranged", "tensors_in"]
+
+Leaf = TypeVar("Leaf")
+
+
+def leaves_in(result: Any, leaf: type[Leaf]) -> list[Leaf]:
+    """Every tensor (or other `leaf`) of an arrangement, in order."""
+    found: list[Leaf] = []
+
+    def note(item: Leaf) -> Leaf:
+        found.append(item)
+        return item
+
+    rearranged(result, note, leaf)
+    return found
+
+
+def tensors_in(result: Any) -> list[Tensor]:
+    """Every tensor of an arrangement, in order."""
+    return leaves_in(result, Tensor)
+
+
+def rearranged(result: Any, by: Callable[[Any], Any], leaf: type = Tensor) -> Any:
+    """The same arrangement with `by` applied to each tensor (or other `leaf`); what cannot be rebuilt becomes None."""
+    if isinstance(result, leaf):
+        return by(result)
+    if isinstance(result, tuple):
+        parts = [rearranged(item, by, leaf) for item in result]
+        return type(result)(*parts) if hasattr(result, "_fields") else tuple(parts)
+    if isinstance(result, list):
+        return [rearranged(item, by, leaf) for item in result]
+    if isinstance(result, Mapping):
+        return _rebuilt(result, {key: rearranged(item, by, leaf) for key, item in result.items()})
+    if is_dataclass(result) and not isinstance(result, type):
+        parts = {f.name: rearranged(getattr(result, f.name), by, leaf) for f in fields(result)}
+        twin = copy.copy(result)
+        for name, part in parts.items():
+            object.__setattr__(twin, name, part)
+        return twin
+    if result is None or isinstance(result, (bool, int, float, complex, str, bytes)):
+        return result
+    if not type(result).__name__.endswith("Cache"):
+        for item in vars(result).values() if hasattr(result, "__dict__") else ():
+            if isinstance(item, (leaf, tuple, list, Mapping)):
+                rearranged(item, by, leaf)
+    return None
+
+
+def _rebuilt(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    if type(like) is dict:
+        return items
+    try:  # a subclass of dict, often a dataclass with required fields besides
+        return type(like)(**items)
+    except TypeError:
+        return items

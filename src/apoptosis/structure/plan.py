@@ -1,0 +1,244 @@
+"""Plans: which units stay, and the resolved recipe of what to slice and what to set.
+
+The recipe is complete: tensors with kept indices, attributes with new values, how the result is delivered. Cutting,
+loading and repairing need no trace. A plan is plain data, JSON both ways; index sets are written as ranges.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from apoptosis.errors import PlanMismatchError
+from apoptosis.structure.attributes import Attribute
+from apoptosis.structure.axes import Indices
+
+__all__ = ["FORMAT", "AttributeChange", "Plan", "Scaling", "TensorCut"]
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class TensorCut:
+    """What stays of one tensor: for each dimension that shrinks, the kept indices. Tied names are cut once."""
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    kept: dict[int, Indices] = field(repr=False)
+
+    @property
+    def new_shape(self) -> tuple[int, ...]:
+        """The shape afterwards."""
+        return tuple(len(self.kept[d]) if d in self.kept else n for d, n in enumerate(self.shape))
+
+
+@dataclass(frozen=True)
+class AttributeChange:
+    """An integer attribute of a module and its new value."""
+
+    attribute: Attribute
+    old: int
+    new: int
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """Entries of a tensor along its first dimension, after the cut, that are multiplied by a factor.
+
+    Attention without a scale of its own divides by the square root of its width; what the cut changes there is made
+    good in the rows that make the queries.
+    """
+
+    names: tuple[str, ...]
+    rows: Indices = field(repr=False)
+    factor: float
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Kept units per group, and what follows from them.
+
+    `fingerprint` names the structure the plan was made for, `fingerprint_after` the one it leads to. `delivery` is
+    "module" where the model's own code runs at the new sizes, else "program", and `delivery_because` says why.
+    """
+
+    kept: dict[str, Indices]
+    sizes: dict[str, int]
+    tensors: tuple[TensorCut, ...]
+    attributes: tuple[AttributeChange, ...]
+    scalings: tuple[Scaling, ...]
+    delivery: str
+    delivery_because: str
+    fingerprint: str
+    fingerprint_after: str
+    source: Any = field(default=None, repr=False)
+    """The structure it came from; gone after a round trip through JSON."""
+
+    def __repr__(self) -> str:
+        total = sum(self.sizes.values())
+        left = total - sum(self.sizes[name] - len(own) for name, own in self.kept.items())
+        return f"Plan({len(self.kept)} groups, {left} of {total} units, as {self.delivery})"
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """Kept and original number of units, for each group that shrinks."""
+        return {name: (len(own), self.sizes[name]) for name, own in self.kept.items()}
+
+    def then(self, later: "Plan") -> "Plan":
+        """This plan and one made for the cut network, as a single plan for the original one."""
+        if later.fingerprint != self.fingerprint_after:
+            raise PlanMismatchError(
+                "The second plan was made for another network than the first one leads to "
+                f"(it expects {later.fingerprint}, the first gives {self.fingerprint_after}). Make it with "
+                "`structure.after(first).plan(…)`."
+            )
+        kept = dict(self.kept)
+        for name, own in later.kept.items():
+            kept[name] = self.kept[name][own] if name in self.kept else own
+        by_name = {cut.names: cut for cut in self.tensors}
+        for cut in later.tensors:
+            by_name[cut.names] = _composed(by_name[cut.names], cut) if cut.names in by_name else cut
+        changes = {change.attribute: change for change in self.attributes}
+        for change in later.attributes:
+            old = changes[change.attribute].old if change.attribute in changes else change.old
+            changes[change.attribute] = AttributeChange(change.attribute, old, change.new)
+        return Plan(
+            kept,
+            self.sizes | {k: v for k, v in later.sizes.items() if k not in self.sizes},
+            tuple(by_name.values()),
+            tuple(change for change in changes.values() if change.old != change.new),
+            _composed_scalings(self, later),
+            later.delivery if later.delivery == "program" else self.delivery,
+            later.delivery_because or self.delivery_because,
+            self.fingerprint,
+            later.fingerprint_after,
+            self.source,
+        )
+
+    def to_json(self) -> str:
+        """The plan as text; `Plan.from_json` reads it back."""
+        return json.dumps(
+            {
+                "format": FORMAT,
+                "fingerprint": self.fingerprint,
+                "fingerprint_after": self.fingerprint_after,
+                "delivery": self.delivery,
+                "delivery_because": self.delivery_because,
+                "groups": {
+                    name: {"size": size, "kept": _ranges(self.kept[name]) if name in self.kept else None}
+                    for name, size in self.sizes.items()
+                },
+                "tensors": [
+                    {
+                        "names": cut.names,
+                        "shape": cut.shape,
+                        "kept": {str(dim): _ranges(own) for dim, own in cut.kept.items()},
+                    }
+                    for cut in self.tensors
+                ],
+                "attributes": [
+                    {
+                        "module": change.attribute.module,
+                        "name": change.attribute.name,
+                        "place": change.attribute.place,
+                        "old": change.old,
+                        "new": change.new,
+                    }
+                    for change in self.attributes
+                ],
+                "scalings": [
+                    {"names": s.names, "rows": _ranges(s.rows), "factor": s.factor} for s in self.scalings
+                ],
+            }
+        )
+
+    @staticmethod
+    def from_json(text: str) -> "Plan":
+        """Read a plan back; anything that is not one is refused with what is wrong."""
+        try:
+            data = json.loads(text)
+            if data["format"] != FORMAT:
+                raise PlanMismatchError(
+                    f"The plan has format {data['format']}; this version reads format {FORMAT}. "
+                    "Make the plan again, or use the version that wrote it."
+                )
+            return _read(data)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, PlanMismatchError):
+                raise
+            raise PlanMismatchError(
+                f"This is no plan: {type(error).__name__}: {error}. A plan is the text of `Plan.to_json()`, unchanged."
+            ) from error
+
+
+def _read(data: Mapping[str, Any]) -> Plan:
+    groups = data["groups"]
+    return Plan(
+        kept={n: _indices(g["kept"], g["size"]) for n, g in groups.items() if g["kept"] is not None},
+        sizes={name: int(group["size"]) for name, group in groups.items()},
+        tensors=tuple(
+            TensorCut(
+                tuple(cut["names"]),
+                tuple(int(n) for n in cut["shape"]),
+                {int(d): _indices(own, cut["shape"][int(d)]) for d, own in cut["kept"].items()},
+            )
+            for cut in data["tensors"]
+        ),
+        attributes=tuple(
+            AttributeChange(Attribute(c["module"], c["name"], c["place"]), int(c["old"]), int(c["new"]))
+            for c in data["attributes"]
+        ),
+        scalings=tuple(
+            Scaling(tuple(s["names"]), _indices(s["rows"], None), float(s["factor"]))
+            for s in data["scalings"]
+        ),
+        delivery=_one_of(data["delivery"], ("module", "program")),
+        delivery_because=str(data["delivery_because"]),
+        fingerprint=str(data["fingerprint"]),
+        fingerprint_after=str(data["fingerprint_after"]),
+    )
+
+
+def _one_of(value: Any, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise ValueError(f"{value!r} is none of {', '.join(allowed)}")
+    return value
+
+
+def _ranges(indices: Indices) -> list[list[int]]:
+    """Sorted indices as [first, last] runs."""
+    if not len(indices):
+        return []
+    breaks = np.flatnonzero(np.diff(indices) != 1)
+    firsts = indices[np.concatenate([[0], breaks + 1])]
+    lasts = indices[np.concatenate([breaks, [len(indices) - 1]])]
+    return [[int(a), int(b)] for a, b in zip(firsts, lasts, strict=True)]
+
+
+def _indices(ranges: Any, size: int | None) -> Indices:
+    parts = [np.arange(first, last + 1) for first, last in ranges]
+    made = np.concatenate([np.zeros(0, dtype=np.int64), *parts]).astype(np.int64)
+    if len(made) and (made[0] < 0 or (np.diff(made) <= 0).any() or (size is not None and made[-1] >= size)):
+        raise ValueError(f"kept indices {ranges} are not increasing within 0 … {size}")
+    return made
+
+
+def _composed(first: TensorCut, second: TensorCut) -> TensorCut:
+    kept = dict(first.kept)
+    for dim, own in second.kept.items():
+        kept[dim] = first.kept[dim][own] if dim in first.kept else own
+    return TensorCut(first.names, first.shape, kept)
+
+
+def _composed_scalings(first: Plan, second: Plan) -> tuple[Scaling, ...]:
+    """Rows of the first plan's scalings as numbered after the second cut, then the second's own."""
+    cuts = {cut.names: cut for cut in second.tensors}
+    moved: list[Scaling] = []
+    for scaling in first.scalings:
+        cut = cuts.get(scaling.names)
+        rows = scaling.rows
+        if cut is not None and 0 in cut.kept:
+            rows = np.flatnonzero(np.isin(cut.kept[0], rows))
+        moved.append(Scaling(scaling.names, rows, scaling.factor))
+    return (*moved, *second.scalings)

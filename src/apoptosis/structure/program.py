@@ -1,0 +1,115 @@
+"""What a model did when it ran once: calls of ATen operations between values, as data.
+
+A `Value` is a tensor at one moment: an in-place operation makes a new one. Its `source` says where it came from.
+Arguments of a `Call` are those of the operation with each tensor replaced by its value.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Call", "ModuleCall", "Program", "Value", "flatten_ints", "map_values", "values_in"]
+
+
+@dataclass(eq=False)
+class Value:
+    """A tensor of the run. `names` are those under which the model holds it, if it does."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    source: str  # "input", "tensor" (the model's own), "constant", "call"
+    names: tuple[str, ...] = ()
+    number: int = -1  # among the inputs, or among the outputs of its call
+    constant: Tensor | None = field(default=None, repr=False)
+    fixed: bool = False
+    """Depends on no input: a parameter, or made of parameters and constants alone."""
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+
+@dataclass(eq=False)
+class Call:
+    """One operation: its overload, arguments by the names of its schema, outputs, and where it was called."""
+
+    op: torch._ops.OpOverload
+    arguments: dict[str, Any]
+    outputs: tuple[Value, ...]
+    returns: Any
+    """The result as the operation gave it, with values for tensors."""
+    module: str
+    line: str
+    overwrites: tuple[Value, ...] = ()
+    """Values in whose memory the operation writes, other than its own argument: bases and views of it."""
+    taints: dict[tuple[str, int], Any] = field(default_factory=dict)
+    """Provenance of integer arguments, by (name, place in the flattened argument)."""
+
+    @property
+    def name(self) -> str:
+        """Such as `conv2d`, without namespace for ATen."""
+        return str(self.op).removeprefix("aten.")
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleCall:
+    """One call of a module: which, the how-manieth, and the first tensors in and out."""
+
+    path: str
+    index: int
+    input: Value | None
+    output: Value | None
+    leaf: bool
+
+
+@dataclass(eq=False)
+class Program:
+    """A whole run."""
+
+    calls: list[Call] = field(default_factory=list)
+    inputs: list[Value] = field(default_factory=list)
+    tensors: dict[str, Value] = field(default_factory=dict)
+    """The model's parameters and buffers that the run touched, by every name they have."""
+    outputs: Any = None
+    """The model's result with values for tensors."""
+    modules: list[ModuleCall] = field(default_factory=list)
+    escapes: list[tuple[Value, str, str]] = field(default_factory=list)
+    """Values whose numbers left torch (`.numpy()`, `.item()`), how, and the line."""
+
+
+def values_in(arguments: Any) -> Iterator[Value]:
+    """Every value among nested arguments."""
+    if isinstance(arguments, Value):
+        yield arguments
+    elif isinstance(arguments, (tuple, list)):
+        for item in arguments:
+            yield from values_in(item)
+    elif isinstance(arguments, dict):
+        for item in arguments.values():
+            yield from values_in(item)
+
+
+def map_values(arguments: Any, function: Callable[[Value], Any]) -> Any:
+    """The same arguments with `function` applied to each value."""
+    if isinstance(arguments, Value):
+        return function(arguments)
+    if type(arguments) in (tuple, list):
+        return type(arguments)([map_values(item, function) for item in arguments])
+    if type(arguments) is dict:
+        return {key: map_values(item, function) for key, item in arguments.items()}
+    return arguments
+
+
+def flatten_ints(arguments: Any) -> list[int]:
+    """Every integer of an argument in order; a boolean is none."""
+    if isinstance(arguments, bool):
+        return []
+    if isinstance(arguments, int):
+        return [arguments]
+    if isinstance(arguments, (tuple, list)):
+        return [number for item in arguments for number in flatten_ints(item)]
+    return []

@@ -1,0 +1,329 @@
+"""Run a model once and write down what it does.
+
+The model runs as its user runs it, with real values: Python that looks at numbers takes the branch it takes. A
+dispatch mode on torch's *pre-dispatch* key sees every operation before torch takes it apart, so linear layers,
+attention, einsum and norms stay whole. (`torch.export` works at the same level; it is a hundred times slower on the
+same networks and refuses what it cannot prove for all inputs.)
+
+A function mode above it sees the Python call that an operation came from. There integers are still the objects that
+user code passed, so those that came from attributes of modules can be told (`attributes`).
+"""
+
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from os import sep
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dispatch.python import enable_python_dispatcher
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+from torch.nn.modules import module as hooks
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from apoptosis.modes import in_eval_mode
+from apoptosis.structure.arrangement import rearranged, tensors_in
+from apoptosis.structure.attributes import TracedInt
+from apoptosis.structure.program import Call, ModuleCall, Program, Value, values_in
+
+__all__ = ["OWN_FOLDERS", "Example", "model_tensors", "record"]
+
+OWN_FOLDERS = tuple(f"{Path(file).parent}{sep}" for file in (torch.__file__, __file__))
+
+
+@dataclass(frozen=True)
+class Example:
+    """Arguments of one call of the model."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] | None = None
+
+    @staticmethod
+    def of(inputs: Any) -> "Example":
+        """A tuple is positional arguments, a dict is keyword arguments, anything else the only argument."""
+        if isinstance(inputs, Example):
+            return inputs
+        if isinstance(inputs, dict):
+            return Example((), inputs)
+        return Example(inputs if type(inputs) is tuple else (inputs,), {})
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Example":
+        """With `function` applied to each tensor."""
+        return Example(rearranged(self.args, function), rearranged(self.kwargs or {}, function))
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor, in order."""
+        return tensors_in((self.args, self.kwargs or {}))
+
+    def run(self, model: Callable[..., Any]) -> Any:
+        """Call the model."""
+        return model(*self.args, **(self.kwargs or {}))
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Every tensor a model holds by every name: parameters, buffers, and tensors that are plain attributes."""
+    found: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    found |= dict(model.named_buffers(remove_duplicate=False))
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, item in vars(module).items():
+            if isinstance(item, Tensor):
+                found[f"{path}.{name}" if path else name] = item
+    return found
+
+
+def record(model: nn.Module, example: Example) -> Program:
+    """The program of one run in eval mode, without gradients; the random state is put back."""
+    recorder = _Recorder(model, example)
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(_devices(model)))
+        stack.enter_context(in_eval_mode(model))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(_attention_in_the_open())
+        stack.enter_context(recorder.watching_modules(model))
+        stack.enter_context(enable_python_dispatcher())
+        stack.enter_context(_Watcher(recorder))
+        stack.enter_context(recorder)
+        outputs = example.run(model)
+    recorder.program.outputs = rearranged(outputs, recorder.value)
+    return recorder.program
+
+
+class _Recorder(ProxyTorchDispatchMode):
+    """Notes each operation. (torch admits only modes of this class on the pre-dispatch key.)"""
+
+    def __init__(self, model: nn.Module, example: Example) -> None:
+        TorchDispatchMode.__init__(self, torch._C.DispatchKey.PreDispatch)
+        self.program = Program()
+        self.python_ints: list[int] = []
+        self._known: dict[int, tuple[weakref.ref[Tensor], Value]] = {}
+        self._by_storage: dict[int, list[tuple[weakref.ref[Tensor], Value]]] = {}
+        self._constants: list[Tensor] = []
+        self._stack: list[str] = [""]
+        self._held: dict[int, Tensor] = {}
+        names: dict[int, list[str]] = {}
+        for name, tensor in model_tensors(model).items():
+            names.setdefault(id(tensor), []).append(name)
+            self._held[id(tensor)] = tensor
+        for number, tensor in enumerate(example.tensors()):
+            self.program.inputs.append(
+                self._remember(tensor, _value(tensor, "input", number=number))
+            )
+        for identity, own in names.items():
+            tensor = self._held[identity]
+            value = self._remember(tensor, _value(tensor, "tensor", names=tuple(own), fixed=True))
+            self.program.tensors |= dict.fromkeys(own, value)
+
+    def __enter__(self) -> "_Recorder":
+        return TorchDispatchMode.__enter__(self)
+
+    def __exit__(self, *exc: Any) -> None:
+        TorchDispatchMode.__exit__(self, *exc)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        schema = func._schema.arguments
+        # Read before the call: an in-place operation leaves its argument under a new value.
+        given = {a.name: x for a, x in zip(schema, args, strict=False)} | kwargs
+        arguments = {a.name: self._noted(given.get(a.name, a.default_value)) for a in schema}
+        written = [given[a.name] for a in schema if a.is_write and isinstance(given.get(a.name), Tensor)]
+        result = func(*args, **kwargs)
+        fixed = all(value.fixed for value in values_in(arguments)) and not _is_random(func)
+        outputs: list[Value] = []
+        overwrites = tuple(v for t in written for v in self._sharing(t))
+
+        def note(tensor: Tensor) -> Value:
+            outputs.append(value := _value(tensor, "call", number=len(outputs), fixed=fixed))
+            return self._remember(tensor, value)
+
+        returns = rearranged(result, note)
+        call = Call(func, arguments, tuple(outputs), returns, self._stack[-1], _user_line(), overwrites)
+        call.taints = _aligned(self.python_ints, arguments)
+        self.program.calls.append(call)
+        return result
+
+    def value(self, tensor: Tensor) -> Value:
+        """What is known of a tensor; one that came from nowhere is a constant of this run."""
+        known = self._known.get(id(tensor))
+        if known is not None and known[0]() is tensor:
+            return known[1]
+        for reference, value in self._by_storage.get(_storage(tensor), ()):  # `.data` of something known
+            other = reference()
+            if other is not None and (other.shape, other.stride(), other.storage_offset()) == (
+                tensor.shape,
+                tensor.stride(),
+                tensor.storage_offset(),
+            ):
+                return value
+        self._constants.append(tensor)
+        return self._remember(tensor, _value(tensor, "constant", constant=tensor, fixed=True))
+
+    def escape(self, tensor: Tensor, how: str) -> None:
+        """Note that numbers of a tensor leave torch."""
+        self.program.escapes.append((self.value(tensor), how, _user_line()))
+
+    @contextmanager
+    def watching_modules(self, model: nn.Module) -> Iterator[None]:
+        """Note which module each operation belongs to, and what goes in and out of modules."""
+        paths: dict[nn.Module, str] = {}
+        for path, module in model.named_modules():
+            paths.setdefault(module, path)
+        times: Counter[str] = Counter()
+
+        def enter(module: nn.Module, _args: Any) -> None:
+            if module in paths:
+                self._stack.append(paths[module])
+
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            if module not in paths:
+                return
+            path = self._stack.pop()
+            first, last = (next(iter(tensors_in(x)), None) for x in (args, output))
+            values = [None if t is None else self.value(t) for t in (first, last)]
+            leaf = next(module.children(), None) is None
+            self.program.modules.append(ModuleCall(path, times[path], *values, leaf))
+            times[path] += 1
+
+        handles = [
+            hooks.register_module_forward_pre_hook(enter),
+            hooks.register_module_forward_hook(leave),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _noted(self, argument: Any) -> Any:
+        if isinstance(argument, Tensor):
+            return self.value(argument)
+        if isinstance(argument, (tuple, list)):
+            return [self._noted(item) for item in argument]
+        return argument
+
+    def _remember(self, tensor: Tensor, value: Value) -> Value:
+        reference = weakref.ref(tensor)
+        self._known[id(tensor)] = (reference, value)
+        self._by_storage.setdefault(_storage(tensor), []).append((reference, value))
+        return value
+
+    def _sharing(self, tensor: Tensor) -> list[Value]:
+        """Values other than the tensor's own that live in its memory."""
+        sharing = self._by_storage.get(_storage(tensor), [])
+        return [value for reference, value in sharing if reference() is not None and reference() is not tensor]
+
+
+class _Watcher(TorchFunctionMode):
+    """Tells the recorder which integers user code passed, and which tensors leave torch."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _ESCAPES and args:
+            self._recorder.escape(args[0], _ESCAPES[func])
+        before, self._recorder.python_ints = self._recorder.python_ints, _ints((args, kwargs))
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._recorder.python_ints = before
+
+
+_ESCAPES: dict[Any, str] = {
+    Tensor.numpy: "numpy()",
+    Tensor.__array__: "numpy",
+    Tensor.tolist: "tolist()",
+    Tensor.__dlpack__: "DLPack",
+    Tensor.data_ptr: "data_ptr()",
+}
+
+
+def _ints(arguments: Any) -> list[int]:
+    """Integers in the order of the arguments, those in slices too."""
+    if isinstance(arguments, bool):
+        return []
+    if isinstance(arguments, int):
+        return [arguments]
+    if isinstance(arguments, slice):
+        return _ints((arguments.start, arguments.stop, arguments.step))
+    if isinstance(arguments, (tuple, list)):
+        return [number for item in arguments for number in _ints(item)]
+    if isinstance(arguments, dict):
+        return [number for item in arguments.values() for number in _ints(item)]
+    return []
+
+
+def _aligned(python: list[int], arguments: dict[str, Any]) -> dict[tuple[str, int], Any]:
+    """Where traced integers of the Python call stand among the operation's arguments.
+
+    By place, where the two lists of integers agree; else by value, where only one provenance has that value.
+    """
+    if not any(isinstance(number, TracedInt) for number in python):
+        return {}
+    places = [
+        ((name, place), number)
+        for name, argument in arguments.items()
+        for place, number in enumerate(_ints(argument))
+    ]
+    found: dict[tuple[str, int], Any] = {}
+    if [int(number) for number in python] == [number for _, number in places]:
+        pairs = zip(places, python, strict=True)
+        return {place: own.origin for (place, _), own in pairs if isinstance(own, TracedInt)}
+    for place, number in places:
+        origins = {own.origin for own in python if isinstance(own, TracedInt) and own == number}
+        if len(origins) == 1:
+            found[place] = origins.pop()
+    return found
+
+
+def _value(tensor: Tensor, source: str, **more: Any) -> Value:
+    return Value(tuple(int(n) for n in tensor.shape), tensor.dtype, source, **more)
+
+
+def _storage(tensor: Tensor) -> int:
+    try:
+        return tensor.untyped_storage()._cdata
+    except (RuntimeError, NotImplementedError):  # sparse tensors and wrappers of torch.func have none
+        return id(tensor)
+
+
+def _is_random(op: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in op.tags
+
+
+def _user_line() -> str:
+    """File, line and function of the innermost frame outside torch and this room."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(OWN_FOLDERS):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def _devices(model: nn.Module) -> list[torch.device]:
+    found = {tensor.device for tensor in model_tensors(model).values()}
+    return [device for device in found if device.type == "cuda"]
+
+
+@contextmanager
+def _attention_in_the_open() -> Iterator[None]:
+    """torch's encoder layers have a fused path in eval mode, which hides their operations."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

@@ -1,0 +1,216 @@
+"""The recorded program at other sizes, as a module: what is delivered where the model's own code cannot run them.
+
+Every integer argument that measures an axis is written anew, so the program does what the model does, at the kept
+indices. Axes of the inputs stay open: batch and sequence lengths are read from the inputs of each call, wherever the
+algebra has followed them. Tensors keep their names, so `state_dict` looks as the model's.
+"""
+
+import inspect
+import operator
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from apoptosis.errors import TraceError
+from apoptosis.structure.analysis import Analysis
+from apoptosis.structure.arrangement import leaves_in, rearranged, tensors_in
+from apoptosis.structure.axes import Axis, Expr, size_of
+from apoptosis.structure.program import Call, Value, map_values, values_in
+from apoptosis.structure.recording import Example
+
+__all__ = ["CutProgram", "expected_arguments", "why_not_a_program"]
+
+_TRAINING = {"dropout": "train", "batch_norm": "training", "feature_dropout": "train", "alpha_dropout": "train"}
+"""Flags that are a module's `training` in disguise."""
+
+_NUMBERS = ("item.", "is_nonzero.", "_local_scalar_dense.", "equal.", "sym_size.", "_assert")
+
+
+class CutProgram(nn.Module):
+    """A cut network as a graph of ATen operations, called as the model it was made from."""
+
+    def __init__(
+        self,
+        analysis: Analysis,
+        sizes: Mapping[Axis, int],
+        tensors: dict[str, Tensor],
+        signature: inspect.Signature,
+        example: Example,
+        persistent: set[str],
+    ) -> None:
+        """`tensors` are the cut parameters and buffers under the model's names; `persistent` ones are saved."""
+        super().__init__()
+        self._signature = signature
+        self._outputs = analysis.program.outputs
+        self._input_order = _input_order(signature, example)
+        self._num_inputs = len(analysis.program.inputs)
+        for name, tensor in tensors.items():
+            self._hold(name, tensor, persistent=name in persistent)
+        self._graph = _Writer(analysis, sizes, self).graph
+        self._run = _compiled(self._graph)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the model's own forward; arguments other than tensors are those of the example."""
+        given = _bound_tensors(self._signature, args, kwargs)
+        if len(given) != self._num_inputs:
+            raise TraceError(
+                f"This program was made from a call with {self._num_inputs} tensors and got {len(given)}. Call it as the "
+                "example inputs were passed, or trace the model with the inputs it shall get."
+            )
+        results = iter(self._run(self, *(given[i] for i in self._input_order)))
+        return rearranged(self._outputs, lambda _: next(results), Value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: item for key, item in super().__getstate__().items() if key != "_run"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._run = _compiled(self._graph)
+
+    def _hold(self, name: str, tensor: Tensor, *, persistent: bool) -> None:
+        *path, last = name.split(".")
+        holder: nn.Module = self
+        for part in path:
+            if part not in holder._modules:
+                holder.add_module(part, nn.Module())
+            holder = holder._modules[part]  # type: ignore[assignment]
+        if isinstance(tensor, nn.Parameter):
+            holder.register_parameter(last, tensor)
+        else:
+            holder.register_buffer(last, tensor, persistent=persistent)
+
+
+def _compiled(graph: fx.Graph) -> Any:
+    code = graph.python_code("self", verbose=False)
+    space = dict(code.globals)
+    exec(compile(code.src, "<cut program>", "exec"), space)  # the graph's own text, as fx.GraphModule does
+    return space["forward"]
+
+
+def _input_order(signature: inspect.Signature, example: Example) -> list[int]:
+    """Where each recorded input stands among the tensors of a call in the order of the signature."""
+    bound = _bound_tensors(signature, example.args, example.kwargs or {})
+    places = {id(tensor): place for place, tensor in enumerate(bound)}
+    return [places[id(tensor)] for tensor in example.tensors()]
+
+
+def _bound_tensors(signature: inspect.Signature, args: Any, kwargs: Any) -> list[Tensor]:
+    return tensors_in(dict(signature.bind(*args, **kwargs).arguments))
+
+
+def why_not_a_program(analysis: Analysis) -> str:
+    """Why the run cannot be replayed with other inputs; empty if it can."""
+    for call in analysis.program.calls:
+        if call.name.startswith(_NUMBERS) and any(not v.fixed for v in values_in(call.arguments)):
+            return f"Python looks at a value that depends on the inputs ({call.name}, {call.line})"
+    for _, how, line in analysis.program.escapes:
+        return f"numbers leave torch by {how} ({line})"
+    return ""
+
+
+def expected_arguments(call: Call, analysis: Analysis, size: Any) -> dict[str, Any]:
+    """The call's arguments at other sizes; `size` gives that of an expression."""
+    arguments = dict(call.arguments)
+    for (name, place), measured in analysis.facts[call].sizes.items():
+        value = size(measured.expr)
+        if measured.negative:
+            value = -value if isinstance(value, int) else value.graph.call_function(operator.neg, (value,))
+        if isinstance(arguments[name], list):
+            arguments[name] = [value if i == place else x for i, x in enumerate(arguments[name])]
+        else:
+            arguments[name] = value
+    return arguments
+
+
+class _Writer:
+    """Writes the graph."""
+
+    def __init__(self, analysis: Analysis, sizes: Mapping[Axis, int], module: nn.Module) -> None:
+        self.graph = fx.Graph()
+        self._analysis = analysis
+        self._sizes = sizes
+        self._module = module
+        self._nodes: dict[Value, Any] = {}
+        self._open: dict[Axis, Any] = {}
+        self._training: Any = None
+        self._num_constants = 0
+        program = analysis.program
+        for number, value in enumerate(program.inputs):
+            self._nodes[value] = self.graph.placeholder(f"input_{number}")
+        for value in program.inputs:
+            for dim, expr in enumerate(analysis.axes[value]):
+                if (axis := expr.axis) is not None and axis not in self._open:
+                    self._open[axis] = (self._nodes[value], dim)
+        for call in program.calls:
+            self._write(call)
+        self.graph.output(tuple(self._node(v) for v in leaves_in(program.outputs, Value)))
+
+    def _write(self, call: Call) -> None:
+        if call.name.startswith(_NUMBERS):
+            return
+        facts = self._analysis.facts[call]
+        if facts.replacement is not None:
+            op, arguments = facts.replacement(self._size)
+        else:
+            op = call.op
+            arguments = expected_arguments(call, self._analysis, self._size) | facts.frozen
+        flag = _TRAINING.get(call.name.split(".")[0])
+        if flag is not None:
+            self._training = self._training or self.graph.get_attr("training")
+            arguments = arguments | {flag: self._training}
+        node = self._call(op, map_values(arguments, self._node))
+        if isinstance(call.returns, Value):
+            self._nodes[call.returns] = node
+        else:
+            for number, value in enumerate(call.outputs):
+                self._nodes[value] = self.graph.call_function(operator.getitem, (node, number))
+
+    def _call(self, op: Any, arguments: dict[str, Any]) -> Any:
+        schema = op._schema.arguments
+        args = tuple(arguments[a.name] for a in schema if not a.kwarg_only)
+        kwargs = {a.name: arguments[a.name] for a in schema if a.kwarg_only}
+        return self.graph.call_function(op, args, kwargs)
+
+    def _node(self, value: Value) -> Any:
+        if value not in self._nodes:
+            if value.source == "tensor":
+                self._nodes[value] = self.graph.get_attr(value.names[0])
+            else:
+                assert value.constant is not None, "every value is made by a call before it is read"
+                name = f"_constant_{self._num_constants}"
+                self._num_constants += 1
+                self._module.register_buffer(name, value.constant.detach().clone(), persistent=False)
+                self._nodes[value] = self.graph.get_attr(name)
+        return self._nodes[value]
+
+    def _size(self, expr: Expr) -> Any:
+        """A number, or a node where the expression has axes of the inputs."""
+        if not any(axis in self._open for axis in expr.axes()):
+            return size_of(expr, self._sizes)
+        terms: list[Any] = []
+        for term in expr.terms:
+            factors = [self._size_of_factor(factor) for factor in term]
+            number = prod(f for f in factors if isinstance(f, int))
+            nodes = [f for f in factors if not isinstance(f, int)]
+            terms.append(self._fold(operator.mul, number if number != 1 or not nodes else None, nodes))
+        number = sum(t for t in terms if isinstance(t, int))
+        return self._fold(operator.add, number or None, [t for t in terms if not isinstance(t, int)])
+
+    def _size_of_factor(self, factor: Axis | Expr) -> Any:
+        if isinstance(factor, Expr):
+            return self._size(factor)
+        if factor not in self._open:
+            return self._sizes.get(factor, factor.size)
+        found = self._open[factor]
+        if isinstance(found, tuple):
+            found = self._open[factor] = self.graph.call_function(torch.ops.aten.sym_size.int, found)
+        return found
+
+    def _fold(self, function: Any, number: int | None, nodes: list[Any]) -> Any:
+        result = number
+        for node in nodes:
+            result = node if result is None else self.graph.call_function(function, (node, result))
+        return 0 if result is None else result

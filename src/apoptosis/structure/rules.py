@@ -1,0 +1,442 @@
+"""The table of axis rules: what each operation says about the axes of its tensors.
+
+A rule is a function of a `Step` that reads the axes of the operation's tensors, equates what must be equal, pins what
+must stay whole, and states the axes of the results. Besides, it states facts that later passes read:
+
+- which integer arguments measure which axes (`size`), for rewriting calls and for finding attributes;
+- multiply-accumulates (`cost`), as products of axes;
+- where a sum runs over an axis (`contract`), or a statistic that depends on its length (`statistic`);
+- where the result is zero at removed units (`flow`), see `zero_flow`;
+- what a parameter's axis is there for (`role`), and what kind of unit an axis is (`kind`).
+
+There are no guesses. An operation without an entry pins every axis it touches; so does one that a rule declines. An
+entry carries samples, and the tests cut every axis of every sample and compare with the operation itself. An in-place
+operation shares the entry of the plain one.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from apoptosis.structure import axes as algebra
+from apoptosis.structure.axes import ONE, Axis, Expr
+from apoptosis.structure.program import Call, Value, values_in
+
+__all__ = [
+    "RULES",
+    "ActivationProduct",
+    "AllOf",
+    "AnyOf",
+    "Context",
+    "Declined",
+    "Everywhere",
+    "Facts",
+    "Flow",
+    "Joined",
+    "Moved",
+    "Nowhere",
+    "PinReason",
+    "Rule",
+    "Sample",
+    "Size",
+    "Step",
+    "Through",
+    "analyse_call",
+    "axis_rule",
+    "sample",
+    "tensor",
+]
+
+
+@dataclass(frozen=True)
+class PinReason:
+    """Why an axis stays whole: the operation, what it does with the axis, and where."""
+
+    op: str
+    reason: str
+    module: str = ""
+    line: str = ""
+    quiet: bool = False
+    """Space, time, batch and kernels: nobody expects those to shrink, so they are not reported."""
+
+
+class Declined(Exception):  # noqa: N818 - an answer of a rule, never an error of the user
+    """A rule does not cover these arguments; everything they touch is pinned."""
+
+
+class Flow:
+    """Where a result is zero at removed units, given where the operands are."""
+
+
+@dataclass(frozen=True)
+class Through(Flow):
+    """Zero along an output's dimension wherever the value is along `dims[that dimension]`."""
+
+    value: Value
+    dims: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Moved(Flow):
+    """The value's entries in another shape: zero for an axis where it was along every dimension with that axis."""
+
+    value: Value
+
+
+@dataclass(frozen=True)
+class Joined(Flow):
+    """Values laid side by side: zero for an axis where each value that has the axis is."""
+
+    values: tuple[Value, ...]
+    dims: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class AnyOf(Flow):
+    """A product: zero where any factor is."""
+
+    flows: tuple[Flow, ...]
+
+
+@dataclass(frozen=True)
+class AllOf(Flow):
+    """A sum: zero where all terms are."""
+
+    flows: tuple[Flow, ...]
+
+
+@dataclass(frozen=True)
+class Everywhere(Flow):
+    """Zeros."""
+
+
+@dataclass(frozen=True)
+class Nowhere(Flow):
+    """Nothing is known to be zero."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """An integer argument that measures `expr`; `negative` where it counts from the end."""
+
+    expr: Expr
+    negative: bool = False
+
+
+@dataclass(frozen=True)
+class ActivationProduct:
+    """A product of two activations: axes summed over, axes both have, and those of the second alone."""
+
+    operands: tuple[Value, Value]
+    contracted: tuple[Expr, ...]
+    shared: tuple[Expr, ...]
+    own: tuple[Expr, ...]
+
+
+@dataclass
+class Facts:
+    """What a rule said about one call, apart from the equations."""
+
+    axes: list[list[Expr]] = field(default_factory=list)
+    sizes: dict[tuple[str, int], Size] = field(default_factory=dict)
+    frozen: dict[str, Any] = field(default_factory=dict)
+    """Arguments whose default depends on a size, with the value they had: to be written out."""
+    costs: list[tuple[Expr, ...]] = field(default_factory=list)
+    contractions: list[tuple[Expr, tuple[tuple[Value, int], ...]]] = field(default_factory=list)
+    statistics: list[tuple[Expr, str]] = field(default_factory=list)
+    roles: list[tuple[Value, Expr, str]] = field(default_factory=list)
+    kinds: list[tuple[Expr, str]] = field(default_factory=list)
+    ties: list[tuple[Expr, ...]] = field(default_factory=list)
+    floors: list[Expr] = field(default_factory=list)
+    flows: list[Flow] = field(default_factory=list)
+    replacement: Callable[[Callable[[Expr], Any]], tuple[Any, dict[str, Any]]] | None = None
+    """The call in a form that can express unequal sizes: a function from size of an axis to operation and arguments."""
+    product: ActivationProduct | None = None
+    refused: str = ""
+    """Why there was no rule."""
+
+
+@dataclass
+class Context:
+    """What the rules of a whole program share."""
+
+    axes: dict[Value, list[Expr]] = field(default_factory=dict)
+    used: set[Value] = field(default_factory=set)
+    zeros: set[Value] = field(default_factory=set)
+
+
+class Step:
+    """One call while its rule looks at it."""
+
+    def __init__(self, call: Call, context: "Context") -> None:
+        self.call = call
+        self.facts = Facts()
+        self._axes = context.axes
+        self._context = context
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """All arguments in the order of the schema, defaults filled in."""
+        return tuple(self.call.arguments.values())
+
+    def __getitem__(self, name: str) -> Any:
+        return self.call.arguments[name]
+
+    def axes(self, value: Value) -> list[Expr]:
+        """The axes of a tensor, as far as they are solved."""
+        found = self._axes[value] = [algebra.resolve(expr) for expr in self._axes[value]]
+        return found
+
+    def used(self, output: int) -> bool:
+        """Whether anything reads that output."""
+        return self.call.outputs[output] in self._context.used
+
+    def is_zeros(self, value: Value) -> bool:
+        """Whether a tensor was made of zeros and nothing has touched it since."""
+        return value in self._context.zeros
+
+    def fresh(self, size: int, *, pin: str = "", origin: str = "") -> Expr:
+        """A new axis; with `pin`, one that nobody expects to shrink."""
+        reason = self._reason(pin, quiet=True) if pin else None
+        return Expr.of(Axis(size, pin=reason, origin=origin))
+
+    def fixed(self, sizes: Sequence[int], why: str = "space") -> list[Expr]:
+        """New axes for space, time and the like."""
+        return [self.fresh(size, pin=why) for size in sizes]
+
+    def equal(self, a: Expr, b: Expr) -> None:
+        """Index i of one is index i of the other."""
+        algebra.equate(a, b, self._reason("the two shapes do not divide into common factors"))
+
+    def pin(self, expr: Expr, why: str, *, quiet: bool = False) -> None:
+        """The axis must stay whole."""
+        algebra.pin(expr, self._reason(why, quiet=quiet))
+
+    def size(self, name: str, expr: Expr, place: int = 0, *, negative: bool = False) -> None:
+        """The integer argument `name` (at `place`, in a list) measures `expr`."""
+        self.facts.sizes[name, place] = Size(expr, negative)
+
+    def cost(self, *factors: Expr) -> None:
+        """That many multiply-accumulates."""
+        self.facts.costs.append(factors)
+
+    def contract(self, expr: Expr, *operands: tuple[Value, int]) -> None:
+        """A sum over the axis, of the product of the operands along those dimensions."""
+        self.facts.contractions.append((expr, operands))
+
+    def statistic(self, expr: Expr, why: str) -> None:
+        """A number that depends on how long the axis is."""
+        self.facts.statistics.append((expr, why))
+
+    def role(self, value: Value | None, dim: int, role: str, within: Expr | None = None) -> None:
+        """What a parameter's dimension, or only the axes `within` it, is there for: producer, carrier or consumer."""
+        if value is not None and value.fixed:
+            self.facts.roles.append((value, within or self.axes(value)[dim], role))
+
+    def kind(self, expr: Expr, kind: str) -> None:
+        """What a unit of the axis is."""
+        self.facts.kinds.append((expr, kind))
+
+    def tie(self, *exprs: Expr) -> None:
+        """These must keep equally many indices, whichever they are."""
+        self.facts.ties.append(exprs)
+
+    def out(self, axes: list[Expr], flow: Flow) -> None:
+        """The axes of the next result, and where it is zero."""
+        self.facts.axes.append(axes)
+        self.facts.flows.append(flow)
+
+    def same(self, value: Value, *, flow: Flow | None = None) -> None:
+        """The next result has the shape of `value` and, unless said otherwise, its zeros."""
+        self.out(self.axes(value), flow or through(value))
+
+    def _reason(self, why: str, *, quiet: bool = False) -> PinReason:
+        return PinReason(self.call.name, why, self.call.module, self.call.line, quiet)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Arguments to prove a rule on. Floating-point tensors among them are taken for parameters."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One entry of the table."""
+
+    name: str
+    family: str
+    says: str
+    apply: Callable[[Step], None]
+    samples: Callable[[], list[Sample]]
+
+
+RULES: dict[str, Rule] = {}
+
+
+def axis_rule(
+    *names: str, family: str, samples: Callable[[], list[Sample]]
+) -> Callable[[Callable[[Step], None]], Callable[[Step], None]]:
+    """Register a rule under the names of overloads, such as `conv2d.default`."""
+
+    def decorate(function: Callable[[Step], None]) -> Callable[[Step], None]:
+        says = (function.__doc__ or "").split("\n")[0]
+        for name in names:
+            register(Rule(name, family, says, function, samples))
+        return function
+
+    return decorate
+
+
+def register(rule: Rule) -> None:
+    """Add a rule; the same name twice is a mistake."""
+    if rule.name in RULES:
+        raise ValueError(f"The operation {rule.name!r} has a rule already.")
+    RULES[rule.name] = rule
+
+
+def find_rule(call: Call) -> Rule | None:
+    """The entry of an operation, or of the plain one it is the in-place form of."""
+    rule = RULES.get(call.name)
+    if rule is None and call.op._schema.is_mutable:
+        base, _, overload = call.name.partition(".")
+        rule = RULES.get(f"{base.removesuffix('_')}.{overload}")
+    return rule
+
+
+def analyse_call(call: Call, context: Context) -> Facts:
+    """Apply the rule of a call; the axes of its outputs are added to the context."""
+    step = Step(call, context)
+    rule = find_rule(call)
+    try:
+        if rule is None:
+            raise Declined("there is no rule for this operation")
+        rule.apply(step)
+        _check_shapes(call, step.facts)
+    except Declined as declined:
+        step = _refuse(call, context, str(declined))
+    for value, own, flow in zip(call.outputs, step.facts.axes, step.facts.flows, strict=True):
+        context.axes[value] = own
+        if isinstance(flow, Everywhere):
+            context.zeros.add(value)
+    return step.facts
+
+
+def _refuse(call: Call, context: Context, why: str) -> Step:
+    step = Step(call, context)
+    step.facts.refused = why
+    for value in values_in(call.arguments):
+        for expr in step.axes(value):
+            step.pin(expr, why)
+    for value in call.outputs:
+        reason = PinReason(call.name, why, call.module, call.line)
+        step.out([Expr.of(Axis(size, pin=reason)) for size in value.shape], Nowhere())
+    return step
+
+
+def _check_shapes(call: Call, facts: Facts) -> None:
+    stated = [tuple(algebra.size_of(expr) for expr in axes) for axes in facts.axes]
+    found = [value.shape for value in call.outputs]
+    assert stated == found, f"the rule of {call.name} states shapes {stated}, the results have {found}"
+
+
+def through(value: Value, offset: int = 0) -> Flow:
+    """The zeros of a value, dimension by dimension; `offset` where the result has more leading dimensions."""
+    return Through(value, tuple([None] * offset + list(range(value.ndim))))
+
+
+def aligned(value: Value, ndim: int) -> Flow:
+    """The zeros of a value that is broadcast to `ndim` dimensions."""
+    return through(value, ndim - value.ndim)
+
+
+def broadcast(step: Step, *values: Value) -> list[Expr]:
+    """The axes of values broadcast against each other, equated where they meet."""
+    ndim = max((value.ndim for value in values), default=0)
+    result: list[Expr] = []
+    for dim in range(-ndim, 0):
+        meeting = [step.axes(v)[dim] for v in values if v.ndim >= -dim and v.shape[dim] != 1]
+        for other in meeting[1:]:
+            step.equal(meeting[0], other)
+        result.append(algebra.resolve(meeting[0]) if meeting else ONE)
+    return result
+
+
+def product(step: Step, operands: Sequence[tuple[Value, str]], result: str) -> list[Expr]:
+    """A sum of products in letters, as einsum: equations, cost, contractions, zeros and roles follow from them.
+
+    Returns the axes of the result, without stating them: a bias may come on top. Dimensions of size 1 broadcast.
+    """
+    places: dict[str, list[tuple[Value, int]]] = {}
+    for value, letters in operands:
+        for dim, letter in enumerate(letters):
+            if value.shape[dim] != 1:
+                places.setdefault(letter, []).append((value, dim))
+    exprs: dict[str, Expr] = {}
+    for letter, found in places.items():
+        first, *others = [step.axes(value)[dim] for value, dim in found]
+        for other in others:
+            step.equal(first, other)
+        exprs[letter] = first
+    for letter, found in places.items():
+        if letter not in result:
+            step.contract(exprs[letter], *found)
+        for value, dim in found:
+            step.role(value, dim, _role_of(letter, found, result))
+    step.cost(*exprs.values())
+    _note_activation_product(step, operands, exprs, result)
+    return [algebra.resolve(exprs.get(letter, ONE)) for letter in result]
+
+
+def product_flow(operands: Sequence[tuple[Value, str]], result: str) -> Flow:
+    """Where a product in letters is zero."""
+    return AnyOf(
+        tuple(
+            Through(value, tuple(letters.find(x) if x in letters else None for x in result))
+            for value, letters in operands
+        )
+    )
+
+
+def _role_of(letter: str, found: list[tuple[Value, int]], result: str) -> str:
+    if letter not in result:
+        return "consumer"
+    return "producer" if len(found) == 1 else "carrier"
+
+
+def _note_activation_product(
+    step: Step, operands: Sequence[tuple[Value, str]], exprs: dict[str, Expr], result: str
+) -> None:
+    if len(operands) != 2 or any(value.fixed for value, _ in operands):
+        return
+    (a, a_letters), (b, b_letters) = operands
+    both = [x for x in exprs if x in a_letters and x in b_letters]
+    step.facts.product = ActivationProduct(
+        (a, b),
+        contracted=tuple(exprs[x] for x in both if x not in result),
+        shared=tuple(exprs[x] for x in both if x in result),
+        own=tuple(exprs[x] for x in exprs if x in b_letters and x not in a_letters and x in result),
+    )
+
+
+def numel(sizes: Sequence[int]) -> int:
+    """Number of entries."""
+    return prod(sizes)
+
+
+def sample(*args: Any, **kwargs: Any) -> Sample:
+    """A `Sample` as it would be called."""
+    return Sample(args, kwargs)
+
+
+def tensor(*shape: int) -> Tensor:
+    """A deterministic float64 tensor for samples, of both signs and away from kinks at 0."""
+    generator = torch.Generator().manual_seed(sum(shape) + len(shape))
+    x = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return x + 0.1 * x.sign()

@@ -1,0 +1,155 @@
+"""Axis rules of normalisations. A statistic over an axis makes cutting it inexact; a norm's own scale and shift go along."""
+
+from apoptosis.structure import axes as algebra
+from apoptosis.structure.axes import Expr, times
+from apoptosis.structure.program import Value
+from apoptosis.structure.rules import (
+    AllOf,
+    AnyOf,
+    Flow,
+    Sample,
+    Step,
+    Through,
+    axis_rule,
+    sample,
+    tensor,
+    through,
+)
+
+FAMILY = "norms"
+
+
+def _affine(
+    step: Step, x: Value, scale: tuple[Value | None, Value | None], dims: list[int]
+) -> tuple[Flow, ...]:
+    """Equate weight and bias with the dimensions they act on; gives their zeros."""
+    flows: list[Flow] = []
+    for value in scale:
+        if value is None:
+            continue
+        for own, dim in enumerate(dims):
+            step.equal(step.axes(x)[dim], step.axes(value)[own])
+            step.role(value, own, "carrier")
+        places = [dims.index(d) if d in dims else None for d in range(x.ndim)]
+        flows.append(Through(value, tuple(places)))
+    return tuple(flows)
+
+
+@axis_rule(
+    "layer_norm.default",
+    family=FAMILY,
+    samples=lambda: [
+        sample(tensor(2, 3, 4), [4], tensor(4), tensor(4)),
+        sample(tensor(2, 3, 4), [3, 4]),
+    ],
+)
+def layer_norm(step: Step) -> None:
+    """Mean and variance run over the last dimensions."""
+    x, shape, weight, bias, *_ = step.args
+    dims = list(range(x.ndim - len(shape), x.ndim))
+    flows = _affine(step, x, (weight, bias), dims)
+    for place, dim in enumerate(dims):
+        step.statistic(step.axes(x)[dim], "LayerNorm's statistics run over it")
+        step.size("normalized_shape", step.axes(x)[dim], place)
+    nothing = Through(x, (None,) * x.ndim)
+    step.same(x, flow=AllOf(flows) if weight is not None else nothing)
+
+
+@axis_rule(
+    "rms_norm.default",
+    family=FAMILY,
+    samples=lambda: [sample(tensor(2, 3, 4), [4], tensor(4)), sample(tensor(2, 3, 4), [4])],
+)
+def rms_norm(step: Step) -> None:
+    """A mean square runs over the last dimensions."""
+    x, shape, weight, _ = step.args
+    dims = list(range(x.ndim - len(shape), x.ndim))
+    flows = _affine(step, x, (weight, None), dims)
+    for place, dim in enumerate(dims):
+        step.statistic(step.axes(x)[dim], "RMSNorm's mean square runs over it")
+        step.size("normalized_shape", step.axes(x)[dim], place)
+    step.same(x, flow=AnyOf((through(x), *flows)))
+
+
+def _batch_norm_samples() -> list[Sample]:
+    var = tensor(3).abs() + 0.5
+    x = tensor(2, 3, 4, 4)
+    return [
+        sample(x, tensor(3), tensor(3), tensor(3), var, False, 0.1, 1e-5, False),
+        sample(x, None, None, tensor(3), var, False, 0.1, 1e-5, False),
+        sample(x, tensor(3), tensor(3), None, None, True, 0.1, 1e-5, False),
+    ]
+
+
+@axis_rule("batch_norm.default", family=FAMILY, samples=_batch_norm_samples)
+def batch_norm(step: Step) -> None:
+    """Each channel by itself."""
+    x, weight, bias, mean, var, training, *_ = step.args
+    scale = _affine(step, x, (weight, None), [1])
+    shift = _affine(step, x, (bias, None), [1])
+    centre = _affine(step, x, (mean, None), [1])
+    _affine(step, x, (var, None), [1])
+    if training or mean is None:  # statistics over the batch: a channel of zeros stays one
+        centre = ()
+    step.same(x, flow=AllOf((AnyOf((*scale, AllOf((through(x), *centre)))), *shift)))
+
+
+@axis_rule(
+    "group_norm.default",
+    family=FAMILY,
+    samples=lambda: [
+        sample(tensor(2, 6, 3), 3, tensor(6), tensor(6)),
+        sample(tensor(2, 6, 3, 3), 1),
+        sample(tensor(2, 6, 3), 6, tensor(6)),
+    ],
+)
+def group_norm(step: Step) -> None:
+    """(g c): statistics run within a group, so only whole groups are exact."""
+    x, groups, weight, bias, *_ = step.args
+    group, own = step.fresh(groups), step.fresh(x.shape[1] // groups)
+    step.equal(step.axes(x)[1], times(group, own))
+    step.size("num_groups", group)
+    _group_statistics(step, own)
+    flows = _affine(step, x, (weight, bias), [1])
+    nothing = Through(x, (None,) * x.ndim)
+    step.same(x, flow=AllOf(flows) if weight is not None else nothing)
+
+
+def _group_statistics(step: Step, own: Expr) -> None:
+    if algebra.size_of(own) > 1:
+        step.statistic(own, "GroupNorm's statistics run over it")
+
+
+@axis_rule(
+    "instance_norm.default",
+    family=FAMILY,
+    samples=lambda: [
+        sample(tensor(2, 3, 4, 4), tensor(3), tensor(3), None, None, True, 0.1, 1e-5, False)
+    ],
+)
+def instance_norm(step: Step) -> None:
+    """Each channel by itself."""
+    x, weight, bias, mean, var, *_ = step.args
+    flows = _affine(step, x, (weight, bias), [1])
+    _affine(step, x, (mean, var), [1])
+    step.same(x, flow=AllOf(flows) if weight is not None else Through(x, (None,) * x.ndim))
+
+
+@axis_rule(
+    "_weight_norm.default",
+    "_weight_norm_interface.default",
+    family=FAMILY,
+    samples=lambda: [sample(tensor(4, 3), tensor(4, 1), 0)],
+)
+def weight_norm(step: Step) -> None:
+    """g·v/‖v‖ per slice: the norm is a sum over the other axes of v."""
+    v, g, dim = step.args
+    for own in range(v.ndim):
+        if own == dim % v.ndim:
+            step.equal(step.axes(v)[own], step.axes(g)[own])
+            step.role(g, own, "producer")
+        else:
+            step.contract(step.axes(v)[own], (v, own))
+    step.same(v)
+    for _ in step.call.outputs[1:]:
+        step.same(g)

@@ -1,0 +1,82 @@
+"""Axis rules of recurrent layers: hidden units of LSTM, GRU and plain RNN, several layers, both directions.
+
+Rows of a weight are (gates · hidden). torch stacks the states of all layers and directions in one tensor, so their
+hidden sizes stay equal: tied in number, not in indices, as long as nobody reads that tensor.
+"""
+
+from typing import Any
+
+from apoptosis.structure import axes as algebra
+from apoptosis.structure.axes import Expr, sum_of, times
+from apoptosis.structure.program import Value
+from apoptosis.structure.rules import Declined, Nowhere, Step, axis_rule
+
+FAMILY = "recurrent"
+
+GATES = {"lstm.input": 4, "gru.input": 3, "rnn_tanh.input": 1, "rnn_relu.input": 1}
+
+
+@axis_rule(*GATES, family=FAMILY, samples=lambda: [])
+def recurrent(step: Step) -> None:
+    """n t i → n t (forwards + backwards); rows of the weights are (gates · hidden)."""
+    x, states, params, biases, layers, _dropout, _train, both, _batch_first = step.args
+    states = states if isinstance(states, list) else [states]
+    directions = 2 if both else 1
+    per_cell = len(params) // (layers * directions)
+    if per_cell not in ((4,) if biases else (2,)):
+        raise Declined("projections of hidden states are not known")
+    current = step.axes(x)[-1]
+    hidden: list[Expr] = []
+    cells = iter(params[i : i + per_cell] for i in range(0, len(params), per_cell))
+    for _ in range(layers):
+        made = [_cell(step, x, next(cells), current) for _ in range(directions)]
+        hidden += made
+        current = sum_of(made)
+    for state in states:
+        _initial_state(step, state, hidden)
+    step.tie(*hidden)
+    lead = step.axes(x)[:-1]
+    for expr in lead:
+        step.pin(expr, "time and batch", quiet=True)
+    step.out([*lead, algebra.resolve(current)], Nowhere())
+    for number, value in enumerate(step.call.outputs[1:], start=1):
+        _final_state(step, value, hidden, used=step.used(number))
+
+
+def _cell(step: Step, x: Value, params: list[Value], current: Expr) -> Expr:
+    """One direction of one layer; gives its hidden axis."""
+    w_input, w_hidden, *biases = params
+    gates = GATES[step.call.name]
+    gate, hidden = step.fixed([gates], "gates")[0], step.fresh(w_hidden.shape[1])
+    for value in params:
+        step.equal(step.axes(value)[0], times(gate, hidden))
+        step.role(value, 0, "producer")
+    step.equal(step.axes(w_input)[1], current)
+    step.equal(step.axes(w_hidden)[1], hidden)
+    step.role(w_input, 1, "consumer")
+    step.role(w_hidden, 1, "consumer")
+    step.kind(hidden, "hidden")
+    for columns, dim in ((w_input, 1), (w_hidden, 1)):
+        step.contract(step.axes(columns)[dim], (columns, dim))
+        step.cost(*step.axes(x)[:-1], step.axes(columns)[0], step.axes(columns)[1])
+    return algebra.resolve(hidden)
+
+
+def _initial_state(step: Step, state: Any, hidden: list[Expr]) -> None:
+    """Zeros need the right length alone; a state that means something is cut as every layer is."""
+    if step.is_zeros(state) or len(hidden) == 1:
+        step.equal(step.axes(state)[-1], hidden[0])
+        return
+    for expr in hidden:
+        step.equal(step.axes(state)[-1], expr)
+
+
+def _final_state(step: Step, value: Value, hidden: list[Expr], *, used: bool) -> None:
+    """(layers · directions) n h: one axis for all, so if somebody reads it, all must stay whole."""
+    if used and len(hidden) > 1:
+        for expr in hidden:
+            step.pin(expr, "the final states of several layers are read as one tensor")
+    axes = step.fixed(value.shape[:-1], "states")
+    step.out([*axes, algebra.resolve(hidden[0])], Nowhere())
+
+

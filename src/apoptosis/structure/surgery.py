@@ -1,0 +1,226 @@
+"""Carry out a plan: `cut` makes a new, smaller model, `zero` its twin of full size, `cut_optimizer` takes state along.
+
+The given model is never touched. A copy is made by `copy.deepcopy` with the cut tensors put in the places of the old
+ones beforehand, so ties stay ties, and what does not change is copied once.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from apoptosis.errors import ModelError, PlanMismatchError
+from apoptosis.structure.plan import Plan, TensorCut
+from apoptosis.structure.recording import model_tensors
+
+__all__ = ["copy_with", "cut_module", "cut_optimizer", "cut_tensors", "zero"]
+
+AnyModel = TypeVar("AnyModel", bound=nn.Module)
+
+
+def zero(model: AnyModel, plan: Plan) -> AnyModel:
+    """A copy of full size in which every entry that the plan removes is zero.
+
+    In eval mode it gives what the cut model gives, for every group that is exact.
+    """
+    held = check_fits(model, plan)
+    made: dict[int, Tensor] = {}
+    for cut in plan.tensors:
+        tensor = held[cut.names[0]]
+        new = tensor.detach().clone()
+        if tensor.is_floating_point() or tensor.is_complex():
+            for dim, kept in cut.kept.items():
+                gone = torch.ones(tensor.shape[dim], dtype=torch.bool, device=tensor.device)
+                gone[torch.as_tensor(kept, device=tensor.device)] = False
+                shape = [-1 if d == dim else 1 for d in range(tensor.ndim)]
+                new.masked_fill_(gone.view(shape), 0)
+        made[id(tensor)] = _like(new, tensor)
+    return copy_with(model, made)
+
+
+def cut_module(model: AnyModel, plan: Plan) -> AnyModel:
+    """A smaller copy of the same class: tensors sliced, attributes set."""
+    small = copy_with(model, cut_tensors(check_fits(model, plan), plan))
+    modules = dict(small.named_modules(remove_duplicate=False))
+    for change in plan.attributes:
+        where = change.attribute
+        module = modules[where.module]
+        value: Any = change.new
+        if where.place is not None:
+            items = list(getattr(module, where.name))
+            items[where.place] = change.new
+            value = type(getattr(module, where.name))(items)
+        setattr(module, where.name, value)
+    for module in small.modules():
+        refresh_sizes(module)
+    return small
+
+
+def cut_tensors(held: dict[str, Tensor], plan: Plan) -> dict[int, Tensor]:
+    """The sliced tensors, by the identity of those they replace."""
+    made: dict[int, Tensor] = {}
+    for cut in plan.tensors:
+        tensor = held[cut.names[0]]
+        new = tensor.detach()
+        for dim, kept in cut.kept.items():
+            new = new.index_select(dim, torch.as_tensor(kept, device=tensor.device))
+        made[id(tensor)] = _like(new, tensor)
+    for scaling in plan.scalings:
+        tensor = held[scaling.names[0]]
+        new = made.setdefault(id(tensor), _like(tensor.detach().clone(), tensor))
+        with torch.no_grad():
+            new[torch.as_tensor(scaling.rows, device=new.device)] *= scaling.factor
+    return made
+
+
+def cut_optimizer(
+    optimizer: torch.optim.Optimizer, model: nn.Module, small: nn.Module, plan: Plan
+) -> torch.optim.Optimizer:
+    """The optimiser of `model` for `small`: same class and options, state sliced along.
+
+    State of a parameter's own shape (momentum, Adam's moments) is sliced as the parameter; factored state (rows or
+    columns, with 1 for the rest) in the dimensions it has; counters are copied.
+    """
+    held, new = check_fits(model, plan), model_tensors(small)
+    cuts = {id(held[cut.names[0]]): cut for cut in plan.tensors}
+    known = {id(p): name for name, p in held.items()}
+    given = [p for group in optimizer.param_groups for p in group["params"]]
+    strangers = [tuple(p.shape) for p in given if id(p) not in known]
+    if strangers:
+        raise PlanMismatchError(
+            f"The optimiser trains {len(strangers)} tensors that are not the model's, the first of shape {strangers[0]}. "
+            "Pass the model it was made for, before the cut."
+        )
+    memo: dict[int, Any] = {id(p): new[known[id(p)]] for p in given}
+    made = copy.deepcopy(optimizer, memo)
+    for parameter in given:
+        state = optimizer.state.get(parameter)
+        if state is None:
+            continue
+        target = new[known[id(parameter)]]
+        cut = cuts.get(id(parameter))
+        made.state[target] = {
+            key: _cut_state(item, parameter, cut) if isinstance(item, Tensor) else copy.deepcopy(item)
+            for key, item in state.items()
+        }
+    return made
+
+
+def _cut_state(state: Tensor, parameter: Tensor, cut: TensorCut | None) -> Tensor:
+    if cut is None or state.ndim != parameter.ndim:
+        return state.detach().clone()
+    for dim, kept in cut.kept.items():
+        if state.shape[dim] == parameter.shape[dim]:
+            state = state.index_select(dim, torch.as_tensor(kept, device=state.device))
+        elif state.shape[dim] != 1:
+            raise PlanMismatchError(
+                f"Optimiser state of shape {tuple(state.shape)} belongs to a parameter of shape "
+                f"{tuple(parameter.shape)} and cannot be cut along. Make a new optimiser for the cut model."
+            )
+    return state.detach().clone()
+
+
+def copy_with(model: AnyModel, replacements: dict[int, Tensor]) -> AnyModel:
+    """A deep copy in which some tensors, by identity, are others."""
+    memo: dict[int, Any] = dict(replacements)
+    for tensor in model_tensors(model).values():
+        if not tensor.is_leaf:  # torch refuses to copy those; they are made anew by the next forward
+            memo.setdefault(id(tensor), tensor.detach().clone())
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as error:
+        raise ModelError(
+            f"The model cannot be copied ({type(error).__name__}: {error}), and the given one is never changed. Keep "
+            "file handles, locks and other objects that `copy.deepcopy` refuses out of the model, or give the class a "
+            "`__deepcopy__`."
+        ) from error
+
+
+def check_fits(model: nn.Module, plan: Plan) -> dict[str, Tensor]:
+    """The model's tensors by name, if they are those the plan was made for."""
+    held = model_tensors(model)
+    for cut in plan.tensors:
+        missing = [name for name in cut.names if name not in held]
+        if missing:
+            raise PlanMismatchError(
+                f"The plan cuts {missing[0]!r}, which {type(model).__name__} does not have. The plan was made for another model; "
+                "make one with `trace(model, …).plan(…)`."
+            )
+        for name in cut.names:
+            _check_shape(tuple(held[name].shape), name, cut)
+        if len({id(held[name]) for name in cut.names}) > 1:
+            raise PlanMismatchError(
+                f"{' and '.join(cut.names)} were one tensor when the plan was made and are several now. Tie them again, or "
+                "trace the model as it is."
+            )
+    return held
+
+
+def _check_shape(found: tuple[int, ...], name: str, cut: TensorCut) -> None:
+    if found == cut.shape:
+        return
+    if found == cut.new_shape:
+        raise PlanMismatchError(
+            f"{name!r} has shape {found} already, which is what the plan makes of {cut.shape}: it has been applied to this model. "
+            "Cut the dense model, or plan anew with `structure.after(plan)`."
+        )
+    raise PlanMismatchError(
+        f"The plan was made for {name!r} of shape {cut.shape}; this model's has {found}. Trace this model and plan anew."
+    )
+
+
+def _like(new: Tensor, old: Tensor) -> Tensor:
+    """A tensor in the role of another: parameter or not, trained or not."""
+    if isinstance(old, nn.Parameter):
+        return nn.Parameter(new, requires_grad=old.requires_grad)
+    return new.requires_grad_(old.requires_grad and old.is_leaf)
+
+
+def refresh_sizes(module: nn.Module) -> None:
+    """Let torch's own modules say what their tensors are: attributes that their forward does not read."""
+    for kind, sizes in _SIZES.items():
+        if isinstance(module, kind):
+            for name, read in sizes.items():
+                setattr(module, name, read(module))
+            return
+    if isinstance(module, nn.RNNBase):
+        module.flatten_parameters()
+
+
+def _channels(dim: int) -> Callable[[Any], int]:
+    return lambda m: m.weight.shape[dim] * (m.groups if dim == 1 else 1)
+
+
+def _of_weight(dim: int) -> Callable[[Any], int]:
+    return lambda m: m.weight.shape[dim]
+
+
+def _num_features(module: Any) -> int:
+    for name in ("weight", "running_mean"):
+        if (tensor := getattr(module, name, None)) is not None:
+            return tensor.shape[0]
+    return module.num_features
+
+
+_SIZES: dict[type[nn.Module], dict[str, Callable[[Any], int]]] = {
+    nn.Linear: {"out_features": _of_weight(0), "in_features": _of_weight(1)},
+    nn.Bilinear: {
+        "out_features": _of_weight(0),
+        "in1_features": _of_weight(1),
+        "in2_features": _of_weight(2),
+    },
+    nn.Embedding: {"num_embeddings": _of_weight(0), "embedding_dim": _of_weight(1)},
+    nn.EmbeddingBag: {"num_embeddings": _of_weight(0), "embedding_dim": _of_weight(1)},
+    **{
+        kind: {"out_channels": _channels(0), "in_channels": _channels(1)}
+        for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    },
+    **{
+        kind: {"in_channels": _channels(0), "out_channels": _channels(1)}
+        for kind in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+    },
+    nn.modules.batchnorm._NormBase: {"num_features": _num_features},
+    nn.GroupNorm: {"num_channels": lambda m: m.weight.shape[0] if m.affine else m.num_channels},
+}
