@@ -21,21 +21,28 @@ if TYPE_CHECKING:
         paper_terms,
         reference_product,
     )
+    from apoptosis.structure import Plan, Structure, cut, cut_optimizer, trace, zero
     from apoptosis.task import Task
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Curvature",
+    "Plan",
     "Scores",
+    "Structure",
     "Task",
     "__version__",
     "criteria",
     "curvature_product",
+    "cut",
+    "cut_optimizer",
     "errors",
     "layer_tangents",
     "paper_terms",
     "reference_product",
+    "trace",
+    "zero",
 ]
 
 
@@ -55,12 +62,18 @@ def __dir__() -> list[str]:
 
 _ROOMS = {
     "Curvature": "curvature",
+    "Plan": "structure",
     "Scores": "criteria",
+    "Structure": "structure",
     "Task": "task",
     "criteria": "criteria",
     "curvature_product": "curvature",
+    "cut": "structure",
+    "cut_optimizer": "structure",
     "errors": "errors",
     "layer_tangents": "curvature",
     "paper_terms": "curvature",
     "reference_product": "curvature",
+    "trace": "structure",
+    "zero": "structure",
 }

@@ -7,6 +7,8 @@
     ├── LossError            (ValueError)           a loss that is no scalar, or that cannot be differentiated as asked
     ├── NonFiniteError       (ArithmeticError)      NaN or infinity where a number was needed
     ├── LostTangentError     (NotImplementedError)  part of the model runs where its derivative cannot be followed
+    ├── TraceError           (RuntimeError)         a model that does not run on its example inputs
+    ├── PlanMismatchError    (ValueError)           a plan that does not fit the model or structure it is used with
     └── ConfigError          (ValueError)           an option with a value nobody can mean
 
 Each derives from a built-in as well, so that both habits of catching work. A message has three parts: what was asked,
@@ -44,10 +46,6 @@ class LostTangentError(ApoptosisError, NotImplementedError):
 
 class ConfigError(ApoptosisError, ValueError):
     """An option has a value that nobody can mean."""
-
-
-class AxisConflictError(ApoptosisError, ValueError):
-    """Two sizes that must be equal are not."""
 
 
 class TraceError(ApoptosisError, RuntimeError):

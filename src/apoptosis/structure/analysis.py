@@ -5,6 +5,7 @@ What goes in and out of the model is pinned, and so is what left torch on the wa
 
 from dataclasses import dataclass
 
+from apoptosis.structure import axes as algebra
 from apoptosis.structure import (
     rules_index,
     rules_norm,
@@ -14,7 +15,6 @@ from apoptosis.structure import (
     rules_reduce,
     rules_shape,
 )
-from apoptosis.structure import axes as algebra
 from apoptosis.structure.arrangement import leaves_in
 from apoptosis.structure.axes import Axis, Expr
 from apoptosis.structure.program import Call, Program, Value, values_in
@@ -62,7 +62,9 @@ def analyse(program: Program) -> Analysis:
     for call in program.calls:
         for value in values_in(call.arguments):
             if value not in context.axes:
-                _add(context, value, PinReason("constant", "it is a constant of the run", quiet=True))
+                _add(
+                    context, value, PinReason("constant", "it is a constant of the run", quiet=True)
+                )
         facts[call] = analyse_call(call, context)
     for value in leaves_in(program.outputs, Value):
         _pin(context, value, PinReason("output", "it is an output of the model"))
@@ -80,9 +82,7 @@ def _used(program: Program) -> set[Value]:
 
 
 def _add(context: Context, value: Value, reason: PinReason | None) -> None:
-    context.axes[value] = [
-        algebra.resolve(Expr.of(Axis(size, pin=reason))) for size in value.shape
-    ]
+    context.axes[value] = [algebra.resolve(Expr.of(Axis(size, pin=reason))) for size in value.shape]
 
 
 def _pin(context: Context, value: Value, reason: PinReason) -> None:

@@ -269,7 +269,11 @@ def _resolve_factor(factor: Axis | Expr) -> Expr:
 def _bind(axis: Axis, expr: Expr) -> None:
     other = expr.axis
     if other is not None and other.serial > axis.serial:
-        axis, expr, other = other, Expr.of(axis), axis  # the older one stays, so that names are stable
+        axis, expr, other = (
+            other,
+            Expr.of(axis),
+            axis,
+        )  # the older one stays, so that names are stable
     if axis.pin is not None:
         pin(expr, axis.pin)
     if other is not None and axis.origin and not other.origin:
@@ -280,7 +284,9 @@ def _bind(axis: Axis, expr: Expr) -> None:
 def _split_term(term: Term, at: int) -> None:
     """Split the axes of a product so that a boundary between terms comes to lie at `at`."""
     axis, rest = term[0], _resolve_term(term[1:])
-    assert isinstance(axis, Axis), "a term opens with an axis unless it is a sum, which has boundaries of its own"
+    assert isinstance(axis, Axis), (
+        "a term opens with an axis unless it is a sum, which has boundaries of its own"
+    )
     length = size_of(rest)
     whole, remainder = divmod(at, length)
     sizes = [whole, axis.size - whole] if not remainder else [whole, 1, axis.size - whole - 1]

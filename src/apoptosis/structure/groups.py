@@ -132,10 +132,14 @@ def find_pinned(analysis: Analysis) -> list[PinnedAxis]:
     found: list[PinnedAxis] = []
     for value in analysis.tensors():
         for dim, expr in enumerate(analysis.axes[value]):
-            reasons = {a.pin: None for a in expr.axes() if isinstance(a.pin, PinReason) and not a.pin.quiet}
+            reasons = {
+                a.pin: None for a in expr.axes() if isinstance(a.pin, PinReason) and not a.pin.quiet
+            }
             for pin in reasons:
                 found.append(
-                    PinnedAxis(value.names[0], dim, size_of(expr), pin.op, pin.reason, pin.module, pin.line)
+                    PinnedAxis(
+                        value.names[0], dim, size_of(expr), pin.op, pin.reason, pin.module, pin.line
+                    )
                 )
     return found
 
@@ -244,5 +248,3 @@ def _name(places: list[tuple[str, int, str, Expr]], kind: str, taken: dict[str, 
     while unique in taken:
         unique, serial = f"{name}#{serial}", serial + 1
     return unique
-
-

@@ -126,7 +126,10 @@ class Plan:
                 "delivery": self.delivery,
                 "delivery_because": self.delivery_because,
                 "groups": {
-                    name: {"size": size, "kept": _ranges(self.kept[name]) if name in self.kept else None}
+                    name: {
+                        "size": size,
+                        "kept": _ranges(self.kept[name]) if name in self.kept else None,
+                    }
                     for name, size in self.sizes.items()
                 },
                 "tensors": [
@@ -148,7 +151,8 @@ class Plan:
                     for change in self.attributes
                 ],
                 "scalings": [
-                    {"names": s.names, "rows": _ranges(s.rows), "factor": s.factor} for s in self.scalings
+                    {"names": s.names, "rows": _ranges(s.rows), "factor": s.factor}
+                    for s in self.scalings
                 ],
             }
         )
@@ -175,7 +179,9 @@ class Plan:
 def _read(data: Mapping[str, Any]) -> Plan:
     groups = data["groups"]
     return Plan(
-        kept={n: _indices(g["kept"], g["size"]) for n, g in groups.items() if g["kept"] is not None},
+        kept={
+            n: _indices(g["kept"], g["size"]) for n, g in groups.items() if g["kept"] is not None
+        },
         sizes={name: int(group["size"]) for name, group in groups.items()},
         tensors=tuple(
             TensorCut(
@@ -186,7 +192,9 @@ def _read(data: Mapping[str, Any]) -> Plan:
             for cut in data["tensors"]
         ),
         attributes=tuple(
-            AttributeChange(Attribute(c["module"], c["name"], c["place"]), int(c["old"]), int(c["new"]))
+            AttributeChange(
+                Attribute(c["module"], c["name"], c["place"]), int(c["old"]), int(c["new"])
+            )
             for c in data["attributes"]
         ),
         scalings=tuple(
@@ -219,7 +227,9 @@ def _ranges(indices: Indices) -> list[list[int]]:
 def _indices(ranges: Any, size: int | None) -> Indices:
     parts = [np.arange(first, last + 1) for first, last in ranges]
     made = np.concatenate([np.zeros(0, dtype=np.int64), *parts]).astype(np.int64)
-    if len(made) and (made[0] < 0 or (np.diff(made) <= 0).any() or (size is not None and made[-1] >= size)):
+    if len(made) and (
+        made[0] < 0 or (np.diff(made) <= 0).any() or (size is not None and made[-1] >= size)
+    ):
         raise ValueError(f"kept indices {ranges} are not increasing within 0 … {size}")
     return made
 

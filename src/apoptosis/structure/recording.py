@@ -134,7 +134,9 @@ class _Recorder(ProxyTorchDispatchMode):
         # Read before the call: an in-place operation leaves its argument under a new value.
         given = {a.name: x for a, x in zip(schema, args, strict=False)} | kwargs
         arguments = {a.name: self._noted(given.get(a.name, a.default_value)) for a in schema}
-        written = [given[a.name] for a in schema if a.is_write and isinstance(given.get(a.name), Tensor)]
+        written = [
+            given[a.name] for a in schema if a.is_write and isinstance(given.get(a.name), Tensor)
+        ]
         result = func(*args, **kwargs)
         fixed = all(value.fixed for value in values_in(arguments)) and not _is_random(func)
         outputs: list[Value] = []
@@ -145,7 +147,9 @@ class _Recorder(ProxyTorchDispatchMode):
             return self._remember(tensor, value)
 
         returns = rearranged(result, note)
-        call = Call(func, arguments, tuple(outputs), returns, self._stack[-1], _user_line(), overwrites)
+        call = Call(
+            func, arguments, tuple(outputs), returns, self._stack[-1], _user_line(), overwrites
+        )
         call.taints = _aligned(self.python_ints, arguments)
         self.program.calls.append(call)
         return result
@@ -155,7 +159,9 @@ class _Recorder(ProxyTorchDispatchMode):
         known = self._known.get(id(tensor))
         if known is not None and known[0]() is tensor:
             return known[1]
-        for reference, value in self._by_storage.get(_storage(tensor), ()):  # `.data` of something known
+        for reference, value in self._by_storage.get(
+            _storage(tensor), ()
+        ):  # `.data` of something known
             other = reference()
             if other is not None and (other.shape, other.stride(), other.storage_offset()) == (
                 tensor.shape,
@@ -218,7 +224,11 @@ class _Recorder(ProxyTorchDispatchMode):
     def _sharing(self, tensor: Tensor) -> list[Value]:
         """Values other than the tensor's own that live in its memory."""
         sharing = self._by_storage.get(_storage(tensor), [])
-        return [value for reference, value in sharing if reference() is not None and reference() is not tensor]
+        return [
+            value
+            for reference, value in sharing
+            if reference() is not None and reference() is not tensor
+        ]
 
 
 class _Watcher(TorchFunctionMode):
@@ -295,7 +305,10 @@ def _value(tensor: Tensor, source: str, **more: Any) -> Value:
 def _storage(tensor: Tensor) -> int:
     try:
         return tensor.untyped_storage()._cdata
-    except (RuntimeError, NotImplementedError):  # sparse tensors and wrappers of torch.func have none
+    except (
+        RuntimeError,
+        NotImplementedError,
+    ):  # sparse tensors and wrappers of torch.func have none
         return id(tensor)
 
 

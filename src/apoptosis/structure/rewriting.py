@@ -23,7 +23,12 @@ from apoptosis.structure.recording import Example
 
 __all__ = ["CutProgram", "expected_arguments", "why_not_a_program"]
 
-_TRAINING = {"dropout": "train", "batch_norm": "training", "feature_dropout": "train", "alpha_dropout": "train"}
+_TRAINING = {
+    "dropout": "train",
+    "batch_norm": "training",
+    "feature_dropout": "train",
+    "alpha_dropout": "train",
+}
 """Flags that are a module's `training` in disguise."""
 
 _NUMBERS = ("item.", "is_nonzero.", "_local_scalar_dense.", "equal.", "sym_size.", "_assert")
@@ -86,7 +91,9 @@ class CutProgram(nn.Module):
 def _compiled(graph: fx.Graph) -> Any:
     code = graph.python_code("self", verbose=False)
     space = dict(code.globals)
-    exec(compile(code.src, "<cut program>", "exec"), space)  # the graph's own text, as fx.GraphModule does
+    exec(
+        compile(code.src, "<cut program>", "exec"), space
+    )  # the graph's own text, as fx.GraphModule does
     return space["forward"]
 
 
@@ -117,7 +124,11 @@ def expected_arguments(call: Call, analysis: Analysis, size: Any) -> dict[str, A
     for (name, place), measured in analysis.facts[call].sizes.items():
         value = size(measured.expr)
         if measured.negative:
-            value = -value if isinstance(value, int) else value.graph.call_function(operator.neg, (value,))
+            value = (
+                -value
+                if isinstance(value, int)
+                else value.graph.call_function(operator.neg, (value,))
+            )
         if isinstance(arguments[name], list):
             arguments[name] = [value if i == place else x for i, x in enumerate(arguments[name])]
         else:
@@ -182,7 +193,9 @@ class _Writer:
                 assert value.constant is not None, "every value is made by a call before it is read"
                 name = f"_constant_{self._num_constants}"
                 self._num_constants += 1
-                self._module.register_buffer(name, value.constant.detach().clone(), persistent=False)
+                self._module.register_buffer(
+                    name, value.constant.detach().clone(), persistent=False
+                )
                 self._nodes[value] = self.graph.get_attr(name)
         return self._nodes[value]
 
@@ -195,9 +208,13 @@ class _Writer:
             factors = [self._size_of_factor(factor) for factor in term]
             number = prod(f for f in factors if isinstance(f, int))
             nodes = [f for f in factors if not isinstance(f, int)]
-            terms.append(self._fold(operator.mul, number if number != 1 or not nodes else None, nodes))
+            terms.append(
+                self._fold(operator.mul, number if number != 1 or not nodes else None, nodes)
+            )
         number = sum(t for t in terms if isinstance(t, int))
-        return self._fold(operator.add, number or None, [t for t in terms if not isinstance(t, int)])
+        return self._fold(
+            operator.add, number or None, [t for t in terms if not isinstance(t, int)]
+        )
 
     def _size_of_factor(self, factor: Axis | Expr) -> Any:
         if isinstance(factor, Expr):
@@ -206,7 +223,9 @@ class _Writer:
             return self._sizes.get(factor, factor.size)
         found = self._open[factor]
         if isinstance(found, tuple):
-            found = self._open[factor] = self.graph.call_function(torch.ops.aten.sym_size.int, found)
+            found = self._open[factor] = self.graph.call_function(
+                torch.ops.aten.sym_size.int, found
+            )
         return found
 
     def _fold(self, function: Any, number: int | None, nodes: list[Any]) -> Any:

@@ -343,7 +343,9 @@ def _refuse(call: Call, context: Context, why: str) -> Step:
 def _check_shapes(call: Call, facts: Facts) -> None:
     stated = [tuple(algebra.size_of(expr) for expr in axes) for axes in facts.axes]
     found = [value.shape for value in call.outputs]
-    assert stated == found, f"the rule of {call.name} states shapes {stated}, the results have {found}"
+    assert stated == found, (
+        f"the rule of {call.name} states shapes {stated}, the results have {found}"
+    )
 
 
 def through(value: Value, offset: int = 0) -> Flow:

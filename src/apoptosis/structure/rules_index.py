@@ -18,11 +18,10 @@ from apoptosis.structure.rules import (
     through,
 )
 
-
 FAMILY = "indices"
 
 
-@axis_rule("embedding.default", family=FAMILY, samples=lambda: [])
+@axis_rule("embedding.default", family=FAMILY, samples=list)
 def embedding(step: Step) -> None:
     """v e, indices → indices e; rows are looked up by number."""
     weight, indices, *_ = step.args
@@ -33,7 +32,7 @@ def embedding(step: Step) -> None:
     step.out([*step.axes(indices), step.axes(weight)[1]], Through(weight, dims))
 
 
-@axis_rule("embedding_bag.default", "_embedding_bag.default", family=FAMILY, samples=lambda: [])
+@axis_rule("embedding_bag.default", "_embedding_bag.default", family=FAMILY, samples=list)
 def embedding_bag(step: Step) -> None:
     """v e, bags → bags e."""
     weight, indices, offsets, *_ = step.args
@@ -49,7 +48,7 @@ def embedding_bag(step: Step) -> None:
         step.out(axes, Through(weight, (None, 1)) if number == 0 else Nowhere())
 
 
-@axis_rule("index_select.default", family=FAMILY, samples=lambda: [])
+@axis_rule("index_select.default", family=FAMILY, samples=list)
 def index_select(step: Step) -> None:
     """Indices are looked up by number along one axis, the others pass."""
     x, dim, index = step.args
@@ -60,10 +59,13 @@ def index_select(step: Step) -> None:
     step.out(axes, Through(x, tuple(None if d == dim else d for d in range(x.ndim))))
 
 
-@axis_rule("gather.default", "take_along_dim.default", family=FAMILY, samples=lambda: [])
+@axis_rule("gather.default", "take_along_dim.default", family=FAMILY, samples=list)
 def gather(step: Step) -> None:
     """Indices are looked up by number along one axis."""
-    x, dim, index = (step[name] for name in ("self", "dim", "index" if "index" in step.call.arguments else "indices"))
+    x, dim, index = (
+        step[name]
+        for name in ("self", "dim", "index" if "index" in step.call.arguments else "indices")
+    )
     if dim is None:
         raise Declined("without a dimension everything is flattened")
     step.pin(step.axes(x)[dim], "indices of it are looked up by number")
@@ -72,9 +74,15 @@ def gather(step: Step) -> None:
 
 
 @axis_rule(
-    *("scatter.src", "scatter.value", "scatter_add.default", "scatter.reduce", "scatter_reduce.two"),
+    *(
+        "scatter.src",
+        "scatter.value",
+        "scatter_add.default",
+        "scatter.reduce",
+        "scatter_reduce.two",
+    ),
     family=FAMILY,
-    samples=lambda: [],
+    samples=list,
 )
 def scatter(step: Step) -> None:
     """Entries are placed by number along one axis."""
@@ -97,7 +105,7 @@ def _aligned_or_pinned(step: Step, x: Value, other: Value, dim: int) -> None:
             step.pin(step.axes(other)[d], "only a part of it is indexed")
 
 
-@axis_rule("index_add.default", "index_copy.default", family=FAMILY, samples=lambda: [])
+@axis_rule("index_add.default", "index_copy.default", family=FAMILY, samples=list)
 def index_add(step: Step) -> None:
     """Rows are added by number along one axis, the others meet."""
     x, dim, index, source, *_ = step.args
@@ -112,7 +120,9 @@ def index_add(step: Step) -> None:
     step.same(x, flow=AllOf((Through(x, places), Through(source, places))))
 
 
-def _indexed(step: Step, x: Value, indices: list[Value | None]) -> tuple[list[Expr], list[int | None]]:
+def _indexed(
+    step: Step, x: Value, indices: list[Value | None]
+) -> tuple[list[Expr], list[int | None]]:
     """Axes of `x[indices]`, and which dimension of `x` each is (None for those of the indices)."""
     if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
         raise Declined("a mask chooses entries by value")
@@ -130,7 +140,7 @@ def _indexed(step: Step, x: Value, indices: list[Value | None]) -> tuple[list[Ex
     return [next(own) if d is None else step.axes(x)[d] for d in order], order
 
 
-@axis_rule("index.Tensor", family=FAMILY, samples=lambda: [])
+@axis_rule("index.Tensor", family=FAMILY, samples=list)
 def index(step: Step) -> None:
     """`x[:, i, j]`: axes with indices are looked up by number, the others pass."""
     x, indices = step.args
@@ -138,7 +148,7 @@ def index(step: Step) -> None:
     step.out(axes, Through(x, tuple(order)))
 
 
-@axis_rule("index_put.default", family=FAMILY, samples=lambda: [])
+@axis_rule("index_put.default", family=FAMILY, samples=list)
 def index_put(step: Step) -> None:
     """`x[:, i, j] = y`: axes with indices are placed by number, the others meet those of y."""
     x, indices, values, *_ = step.args
@@ -154,7 +164,7 @@ def index_put(step: Step) -> None:
     step.same(x, flow=AllOf((Through(x, passed), Through(values, tuple(placed)))))
 
 
-@axis_rule("copy.default", family=FAMILY, samples=lambda: [])
+@axis_rule("copy.default", family=FAMILY, samples=list)
 def copy(step: Step) -> None:
     """The target takes the source's entries, broadcast."""
     target, source, *_ = step.args
@@ -162,7 +172,7 @@ def copy(step: Step) -> None:
     step.same(target, flow=through(source, target.ndim - source.ndim))
 
 
-@axis_rule("fill.Scalar", "fill.Tensor", "zero.default", family=FAMILY, samples=lambda: [])
+@axis_rule("fill.Scalar", "fill.Tensor", "zero.default", family=FAMILY, samples=list)
 def fill(step: Step) -> None:
     """The same number everywhere."""
     zero = step.call.name.startswith("zero") or step.args[1:2] == (0,)
@@ -174,7 +184,7 @@ def fill(step: Step) -> None:
     *("new_zeros.default", "new_ones.default", "new_full.default", "new_empty.default"),
     *("rand.default", "randn.default"),
     family=FAMILY,
-    samples=lambda: [],
+    samples=list,
 )
 def create(step: Step) -> None:
     """Axes of its own, as long as asked for."""
@@ -189,16 +199,14 @@ def create(step: Step) -> None:
     *("ones_like.default", "full_like.default", "empty_like.default", "rand_like.default"),
     *("randn_like.default",),
     family=FAMILY,
-    samples=lambda: [],
+    samples=list,
 )
 def create_like(step: Step) -> None:
     """The axes of another tensor."""
     step.same(step.args[0], flow=Nowhere())
 
 
-@axis_rule(
-    "arange.default", "arange.start", "arange.start_step", family=FAMILY, samples=lambda: []
-)
+@axis_rule("arange.default", "arange.start", "arange.start_step", family=FAMILY, samples=list)
 def arange(step: Step) -> None:
     """Numbers that count places: the axis stays whole."""
     expr = step.fresh(step.call.outputs[0].shape[0])
@@ -208,7 +216,7 @@ def arange(step: Step) -> None:
     step.out([algebra.resolve(expr)], Nowhere())
 
 
-@axis_rule("one_hot.default", family=FAMILY, samples=lambda: [])
+@axis_rule("one_hot.default", family=FAMILY, samples=list)
 def one_hot(step: Step) -> None:
     """A new axis with one index per class."""
     x = step.args[0]
@@ -220,7 +228,7 @@ def one_hot(step: Step) -> None:
     *("item.default", "is_nonzero.default", "_local_scalar_dense.default", "equal.default"),
     *("_assert_async.msg", "_assert_async.default", "sym_size.int", "is_floating_point.default"),
     family=FAMILY,
-    samples=lambda: [],
+    samples=list,
 )
 def number(step: Step) -> None:
     """A number for Python: nothing is left to follow, so nothing may change it."""
@@ -231,7 +239,7 @@ def number(step: Step) -> None:
         step.out(step.fixed(out.shape), Nowhere())
 
 
-@axis_rule("meshgrid.default", "meshgrid.indexing", family=FAMILY, samples=lambda: [])
+@axis_rule("meshgrid.default", "meshgrid.indexing", family=FAMILY, samples=list)
 def meshgrid(step: Step) -> None:
     """a, b → a b, twice."""
     values = step.args[0]
@@ -240,5 +248,3 @@ def meshgrid(step: Step) -> None:
     axes = [lengths[1], lengths[0], *lengths[2:]] if swapped and len(values) > 1 else lengths
     for _ in step.call.outputs:
         step.out(list(axes), Nowhere())
-
-

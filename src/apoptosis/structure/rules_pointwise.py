@@ -65,7 +65,7 @@ def _nowhere(_values: list[Value], _ndim: int, _step: Step) -> Flow:
 def _special(values: list[Value], ndim: int, step: Step) -> Flow:
     """Operations whose zeros depend on their numbers."""
     name, args = step.call.name.split(".")[0].rstrip("_"), step.args
-    if name == "pow" and args[:1] == values[:1] and isinstance(args[1], (int, float)) and args[1] > 0:
+    if name == "pow" and args[0] is values[0] and isinstance(args[1], (int, float)) and args[1] > 0:
         return aligned(values[0], ndim)
     if name in ("clamp", "clip") and all(not isinstance(a, Value) for a in args[1:]):
         low, high = (0 if bound is None else bound for bound in args[1:3])
@@ -101,7 +101,9 @@ def _pointwise(flow: Callable[[list[Value], int, Step], Flow]) -> Callable[[Step
 def _is_elementwise(overload: torch._ops.OpOverload) -> bool:
     """Takes a tensor and gives one; no variant that writes to `out` or works on Python lists and numbers."""
     schema = overload._schema
-    takes = any(str(argument.type) in ("Tensor", "Optional[Tensor]") for argument in schema.arguments)
+    takes = any(
+        str(argument.type) in ("Tensor", "Optional[Tensor]") for argument in schema.arguments
+    )
     gives = [str(result.type) for result in schema.returns] == ["Tensor"]
     names_dims = any(argument.name in ("dim", "dims") for argument in schema.arguments)
     return takes and gives and not names_dims and not any(a.is_out for a in schema.arguments)
@@ -144,7 +146,15 @@ def _register_all(names: str, flow: Callable[[list[Value], int, Step], Flow]) ->
             overload = getattr(packet, overload_name)
             if _is_elementwise(overload):
                 rule = _pointwise(flow)
-                register(Rule(f"{name}.{overload_name}", FAMILY, rule.__doc__ or "", rule, _samples(overload)))
+                register(
+                    Rule(
+                        f"{name}.{overload_name}",
+                        FAMILY,
+                        rule.__doc__ or "",
+                        rule,
+                        _samples(overload),
+                    )
+                )
 
 
 _register_all(UNARY_KEEPING_ZERO, _first)

@@ -357,5 +357,3 @@ def bilinear(step: Step) -> None:
     batch = "".join(c for c, _ in zip(letters, range(x.ndim - 1), strict=False))
     operands = [(x, batch + "i"), (y, batch + "j"), (weight, "oij")]
     _summed(step, operands, batch + "o", bias)
-
-

@@ -16,7 +16,7 @@ FAMILY = "recurrent"
 GATES = {"lstm.input": 4, "gru.input": 3, "rnn_tanh.input": 1, "rnn_relu.input": 1}
 
 
-@axis_rule(*GATES, family=FAMILY, samples=lambda: [])
+@axis_rule(*GATES, family=FAMILY, samples=list)
 def recurrent(step: Step) -> None:
     """n t i → n t (forwards + backwards); rows of the weights are (gates · hidden)."""
     x, states, params, biases, layers, _dropout, _train, both, _batch_first = step.args
@@ -78,5 +78,3 @@ def _final_state(step: Step, value: Value, hidden: list[Expr], *, used: bool) ->
             step.pin(expr, "the final states of several layers are read as one tensor")
     axes = step.fixed(value.shape[:-1], "states")
     step.out([*axes, algebra.resolve(hidden[0])], Nowhere())
-
-

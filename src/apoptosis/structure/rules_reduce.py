@@ -146,7 +146,7 @@ def _ordered(step: Step, x: Value, dims: list[int], why: str) -> None:
 @axis_rule(
     *("softmax.int", "log_softmax.int", "_softmax.default", "_log_softmax.default"),
     family=FAMILY,
-    samples=lambda: [],
+    samples=list,
 )
 def softmax(step: Step) -> None:
     """The axis competes for one unit of probability and stays whole."""
@@ -160,7 +160,7 @@ def softmax(step: Step) -> None:
     *("sort.default", "sort.stable", "argsort.default", "topk.default", "kthvalue.default"),
     *("tril.default", "triu.default", "logcumsumexp.default", "rot90.default"),
     family=FAMILY,
-    samples=lambda: [],
+    samples=list,
 )
 def by_place(step: Step) -> None:
     """What happens along the axis depends on the order of its indices."""
@@ -189,9 +189,22 @@ POOLS = [
 ]
 RESIZES = [
     f"upsample_{kind}.{overload}"
-    for kind in ("nearest1d", "nearest2d", "nearest3d", "bilinear2d", "bicubic2d", "linear1d", "trilinear3d")
+    for kind in (
+        "nearest1d",
+        "nearest2d",
+        "nearest3d",
+        "bilinear2d",
+        "bicubic2d",
+        "linear1d",
+        "trilinear3d",
+    )
     for overload in ("default", "vec")
-] + ["_upsample_bilinear2d_aa.default", "_upsample_bicubic2d_aa.default", "_upsample_bilinear2d_aa.vec", "_upsample_bicubic2d_aa.vec"]
+] + [
+    "_upsample_bilinear2d_aa.default",
+    "_upsample_bicubic2d_aa.default",
+    "_upsample_bilinear2d_aa.vec",
+    "_upsample_bicubic2d_aa.vec",
+]
 
 
 @axis_rule(
@@ -199,7 +212,7 @@ RESIZES = [
     *RESIZES,
     *(f"{kind}_pad{n}d.default" for kind in ("reflection", "replication") for n in (1, 2, 3)),
     family=FAMILY,
-    samples=lambda: [],
+    samples=list,
 )
 def pool(step: Step) -> None:
     """Space changes and stays whole, channels pass."""
@@ -214,7 +227,7 @@ def pool(step: Step) -> None:
         step.out([*step.axes(x)[:lead], *step.fixed(out.shape[lead:])], Through(x, dims))
 
 
-@axis_rule("diagonal.default", family=FAMILY, samples=lambda: [])
+@axis_rule("diagonal.default", family=FAMILY, samples=list)
 def diagonal(step: Step) -> None:
     """Entries with equal indices: both axes stay whole."""
     x, _offset, a, b = step.args
@@ -224,5 +237,3 @@ def diagonal(step: Step) -> None:
     axes = [step.axes(x)[d] for d in order]
     last = step.fresh(step.call.outputs[0].shape[-1], pin="diagonal")
     step.out([*axes, last], Through(x, (*order, None)))
-
-

@@ -31,10 +31,15 @@ aten = torch.ops.aten
     *("contiguous.default", "clone.default", "detach.default", "alias.default", "dropout.default"),
     *("lift_fresh.default", "lift_fresh_copy.default", "_to_copy.default", "type_as.default"),
     *("to.dtype", "to.device", "to.dtype_layout", "to.other", "feature_dropout.default"),
-    *("alpha_dropout.default", "native_dropout.default", "positive.default", "resolve_conj.default"),
+    *(
+        "alpha_dropout.default",
+        "native_dropout.default",
+        "positive.default",
+        "resolve_conj.default",
+    ),
     *("resolve_neg.default", "_conj.default", "conj.default", "zeros_like.default"),
     family=FAMILY,
-    samples=lambda: [],
+    samples=list,
 )
 def identity(step: Step) -> None:
     """The same axes."""
@@ -139,9 +144,7 @@ def unflatten(step: Step) -> None:
     step.out(axes, Moved(x))
 
 
-@axis_rule(
-    "permute.default", family=FAMILY, samples=lambda: [sample(tensor(2, 3, 4), [2, 0, 1])]
-)
+@axis_rule("permute.default", family=FAMILY, samples=lambda: [sample(tensor(2, 3, 4), [2, 0, 1])])
 def permute(step: Step) -> None:
     """The same axes in another order."""
     x, dims = step.args
@@ -189,14 +192,18 @@ def t(step: Step) -> None:
 def movedim(step: Step) -> None:
     """Some axes move, the others close ranks."""
     x, source, target = step.args
-    sources, targets = ([s % x.ndim for s in (n if isinstance(n, list) else [n])] for n in (source, target))
+    sources, targets = (
+        [s % x.ndim for s in (n if isinstance(n, list) else [n])] for n in (source, target)
+    )
     rest = iter(dim for dim in range(x.ndim) if dim not in sources)
     moved = dict(zip(targets, sources, strict=True))
     _reordered(step, x, [moved[d] if d in moved else next(rest) for d in range(x.ndim)])
 
 
 @axis_rule(
-    "unsqueeze.default", family=FAMILY, samples=lambda: [sample(tensor(2, 3), 1), sample(tensor(2), -1)]
+    "unsqueeze.default",
+    family=FAMILY,
+    samples=lambda: [sample(tensor(2, 3), 1), sample(tensor(2), -1)],
 )
 def unsqueeze(step: Step) -> None:
     """A new dimension of size 1."""
@@ -308,7 +315,7 @@ def _cut_up(step: Step, x: Value, dim: int) -> list[Expr]:
         step.out(axes, through(x))
     step.facts.replacement = lambda size: (
         aten.split_with_sizes.default,
-        {"self": x, "split_sizes": [size(part) for part in parts], "dim": dim},
+        {"self": x, "split_sizes": [size(algebra.resolve(part)) for part in parts], "dim": dim},
     )
     return parts
 
@@ -478,9 +485,7 @@ def Padded(x: Value) -> Any:  # noqa: N802 - reads as the flows beside it
     return Joined((x,), tuple(range(x.ndim)))
 
 
-@axis_rule(
-    "pixel_shuffle.default", family=FAMILY, samples=lambda: [sample(tensor(2, 12, 3, 3), 2)]
-)
+@axis_rule("pixel_shuffle.default", family=FAMILY, samples=lambda: [sample(tensor(2, 12, 3, 3), 2)])
 def pixel_shuffle(step: Step) -> None:
     """c·r·r becomes c, the rest goes to space."""
     x, factor = step.args

@@ -19,7 +19,7 @@ from apoptosis.errors import ConfigError, PlanMismatchError, TraceError
 from apoptosis.structure.analysis import Analysis, analyse
 from apoptosis.structure.attributes import Attribute, leaves, traced_attributes
 from apoptosis.structure.axes import Axis, Indices, kept_indices, size_of
-from apoptosis.structure.delivery import Unsolvable, confirm, solve_attributes
+from apoptosis.structure.delivery import DIVIDES_BY_WIDTH, Unsolvable, confirm, solve_attributes
 from apoptosis.structure.groups import (
     Group,
     PinnedAxis,
@@ -32,6 +32,7 @@ from apoptosis.structure.kinds import KINDS
 from apoptosis.structure.plan import Plan, TensorCut
 from apoptosis.structure.recording import OWN_FOLDERS, Example, model_tensors, record
 from apoptosis.structure.rewriting import CutProgram, why_not_a_program
+from apoptosis.structure.scaling import find_scalings
 from apoptosis.structure.surgery import AnyModel, check_fits, copy_with, cut_module, cut_tensors
 
 __all__ = ["Structure", "cut", "trace"]
@@ -117,6 +118,10 @@ class _Run:
     def meta_example(self) -> Example:
         return self.example.map(_meta)
 
+    @property
+    def is_meta(self) -> bool:
+        return any(p.device.type == "meta" for p in self.model.parameters())
+
 
 @dataclass(frozen=True, eq=False)
 class Structure:
@@ -134,6 +139,8 @@ class Structure:
     _sizes: dict[Axis, int] = field(repr=False)
     _skeleton: nn.Module | None = field(repr=False)
     _attributes: dict[Attribute, int] = field(repr=False)
+    _applied: Plan | None = field(repr=False, default=None)
+    """What led here from the traced model."""
 
     @cached_property
     def fingerprint(self) -> str:
@@ -144,7 +151,9 @@ class Structure:
     def __getitem__(self, name: str) -> Group:
         """The group of that name."""
         if name not in self._by_name:
-            raise PlanMismatchError(f"There is no group {name!r}. {_did_you_mean(name, self._by_name)}")
+            raise PlanMismatchError(
+                f"There is no group {name!r}. {_did_you_mean(name, self._by_name)}"
+            )
         return self._by_name[name]
 
     def choose(
@@ -172,7 +181,9 @@ class Structure:
             if listed and exact_enough and named and not left_out:
                 found.append(group)
         if not found:
-            raise ConfigError(f"No group is chosen by kinds={kinds}, names={names}. {self._what_there_is()}")
+            raise ConfigError(
+                f"No group is chosen by kinds={kinds}, names={names}. {self._what_there_is()}"
+            )
         return found
 
     def macs(self, plan: Plan | None = None) -> int:
@@ -207,7 +218,9 @@ class Structure:
         axes = {self[name].axis: own for name, own in units.items()}
         after = self._sizes | {axis: len(own) for axis, own in axes.items()}
         tensors = self._cut_tensors(axes)
-        shapes = self.shapes | {n: t.new_shape for t in tensors for n in t.names if n in self.shapes}
+        shapes = self.shapes | {
+            n: t.new_shape for t in tensors for n in t.names if n in self.shapes
+        }
         plan = Plan(
             kept=units,
             sizes={group.name: group.size for group in self.groups},
@@ -229,7 +242,9 @@ class Structure:
         if plan.delivery == "module" and self._skeleton is not None:
             skeleton = cut_module(self._skeleton, plan)
         counts = plan.counts()
-        shapes = self.shapes | {n: t.new_shape for t in plan.tensors for n in t.names if n in self.shapes}
+        shapes = self.shapes | {
+            n: t.new_shape for t in plan.tensors for n in t.names if n in self.shapes
+        }
         groups = tuple(
             replace(g, size=counts[g.name][0] if g.name in counts else g.size, sizes=sizes)
             for g in self.groups
@@ -242,6 +257,7 @@ class Structure:
             _sizes=sizes,
             _skeleton=skeleton,
             _attributes=self._attributes | changed,
+            _applied=self._since_trace(plan),
         )
 
     def program(self, model: nn.Module, plan: Plan, cut: dict[int, Tensor]) -> CutProgram:
@@ -258,12 +274,19 @@ class Structure:
             if id(tensor) not in made:
                 new = tensor.detach().clone()
                 made[id(tensor)] = (
-                    nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
+                    nn.Parameter(new, tensor.requires_grad)
+                    if isinstance(tensor, nn.Parameter)
+                    else new
                 )
             tensors[name] = made[id(tensor)]
         sizes = self._sizes_after(plan)
         return CutProgram(
-            self._run.analysis, sizes, tensors, self._run.signature, self._run.example, set(persistent)
+            self._run.analysis,
+            sizes,
+            tensors,
+            self._run.signature,
+            self._run.example,
+            set(persistent),
         ).train(model.training)
 
     @cached_property
@@ -298,15 +321,25 @@ class Structure:
 
     def _checked(self, name: str, kept: Iterable[int]) -> Indices:
         group = self[name]
-        units = np.asarray(kept if isinstance(kept, np.ndarray) else [int(u) for u in kept], dtype=np.int64)
+        units = np.asarray(
+            kept if isinstance(kept, np.ndarray) else [int(u) for u in kept], dtype=np.int64
+        )
         if len(units) and (units.min() < 0 or units.max() >= group.size):
             wrong = int(units[(units < 0) | (units >= group.size)][0])
-            raise PlanMismatchError(f"Group {name!r} has units 0 … {group.size - 1}; {wrong} is none of them.")
+            raise PlanMismatchError(
+                f"Group {name!r} has units 0 … {group.size - 1}; {wrong} is none of them."
+            )
         found = np.unique(units)
         if len(found) < len(units):
-            raise PlanMismatchError(f"Kept units of group {name!r} are named twice. Name each once.")
+            raise PlanMismatchError(
+                f"Kept units of group {name!r} are named twice. Name each once."
+            )
         if len(found) < group.smallest:
-            because = "" if group.smallest == 1 else ": `squeeze()` without a dimension would drop the axis"
+            because = (
+                ""
+                if group.smallest == 1
+                else ": `squeeze()` without a dimension would drop the axis"
+            )
             raise PlanMismatchError(
                 f"Group {name!r} would keep {len(found)} of {group.size} units; at least {group.smallest} must stay{because}. "
                 "An empty layer passes nothing on: to remove it, take the block that contains it out of the model."
@@ -317,15 +350,37 @@ class Structure:
         """The plan with its attributes, and how it can be delivered."""
         analysis = self._run.analysis
         if self._skeleton is None:
-            return replace(plan, delivery="program", delivery_because="an earlier cut was delivered so")
+            return replace(
+                plan, delivery="program", delivery_because="an earlier cut was delivered so"
+            )
         try:
             plan = replace(plan, attributes=solve_attributes(analysis, sizes, self._attributes))
         except Unsolvable as reason:
             return replace(plan, delivery="program", delivery_because=str(reason))
-        because = confirm(self._skeleton, self._run.meta_example, plan, analysis, sizes)
+        because = self._why_not_as_module(plan, sizes)
+        if because == DIVIDES_BY_WIDTH:
+            scalings = find_scalings(analysis, self._sizes, sizes, self._since_trace(plan))
+            if scalings is not None:
+                plan = replace(plan, scalings=scalings)
+                because = self._why_not_as_module(plan, sizes)
         if because:
-            return replace(plan, attributes=(), delivery="program", delivery_because=because)
+            return replace(
+                plan, attributes=(), scalings=(), delivery="program", delivery_because=because
+            )
         return plan
+
+    def _why_not_as_module(self, plan: Plan, sizes: dict[Axis, int]) -> str:
+        """Run the cut module, first without data, then, where that fails or differs, with the example."""
+        assert self._skeleton is not None, "asked only while there is one"
+        analysis, run = self._run.analysis, self._run
+        because = confirm(self._skeleton, run.meta_example, plan, analysis, sizes)
+        if because and because != DIVIDES_BY_WIDTH and not run.is_meta:
+            whole = self._since_trace(plan)
+            because = confirm(run.model, run.example, whole, analysis, sizes)
+        return because
+
+    def _since_trace(self, plan: Plan) -> Plan:
+        return plan if self._applied is None else self._applied.then(plan)
 
     def _what_there_is(self) -> str:
         if self.groups:
@@ -383,6 +438,8 @@ def _line_of(error: BaseException) -> str:
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:
     near = get_close_matches(name, list(known), n=3, cutoff=0.4)
-    return f"Did you mean {' or '.join(map(repr, near))}?" if near else f"The groups are {', '.join(list(known)[:8])}, …"
-
-
+    return (
+        f"Did you mean {' or '.join(map(repr, near))}?"
+        if near
+        else f"The groups are {', '.join(list(known)[:8])}, …"
+    )

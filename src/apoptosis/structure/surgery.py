@@ -102,7 +102,9 @@ def cut_optimizer(
         target = new[known[id(parameter)]]
         cut = cuts.get(id(parameter))
         made.state[target] = {
-            key: _cut_state(item, parameter, cut) if isinstance(item, Tensor) else copy.deepcopy(item)
+            key: _cut_state(item, parameter, cut)
+            if isinstance(item, Tensor)
+            else copy.deepcopy(item)
             for key, item in state.items()
         }
     return made
@@ -126,7 +128,9 @@ def copy_with(model: AnyModel, replacements: dict[int, Tensor]) -> AnyModel:
     """A deep copy in which some tensors, by identity, are others."""
     memo: dict[int, Any] = dict(replacements)
     for tensor in model_tensors(model).values():
-        if not tensor.is_leaf:  # torch refuses to copy those; they are made anew by the next forward
+        if (
+            not tensor.is_leaf
+        ):  # torch refuses to copy those; they are made anew by the next forward
             memo.setdefault(id(tensor), tensor.detach().clone())
     try:
         return copy.deepcopy(model, memo)

@@ -53,7 +53,9 @@ def inexact_axes(analysis: Analysis) -> dict[Axis, str]:
         ]
         zeros |= dict(zip(call.outputs, made, strict=True))
         if call.overwrites:  # what shares memory with the result stays zero as far as the result is
-            spoilt = {a for axes, own in zip(facts.axes, made, strict=True) for _, a in _pairs(axes) - own}
+            spoilt = {
+                a for axes, own in zip(facts.axes, made, strict=True) for _, a in _pairs(axes) - own
+            }
             for value in call.overwrites:
                 known = zeros.get(value, frozenset())
                 zeros[value] = frozenset((d, a) for d, a in known if a not in spoilt)
