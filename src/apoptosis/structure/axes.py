@@ -121,8 +121,16 @@ def sum_of(parts: Iterable[Expr]) -> Expr:
 
 def resolve(expr: Expr) -> Expr:
     """The same expression with every bound axis replaced by what it is bound to."""
-    if all(axis.bound is None and axis.size != 1 for axis in expr.axes()):
+    if all(axis.bound is None and axis.size > 1 for axis in expr.axes()):
         return expr
+    waiting = _chained(expr)  # innermost first: a long chain of bindings is no deep recursion
+    while waiting:
+        axis, bound = waiting[-1]
+        if deeper := _chained(bound):
+            waiting += deeper
+        else:
+            axis.bound = resolve(bound)
+            waiting.pop()
     return sum_of(_resolve_term(term) for term in expr.terms)
 
 
@@ -251,6 +259,15 @@ def _term_times(term: Term, b: Expr) -> Expr:
     if len(b.terms) == 1:
         return Expr(((*term, *b.terms[0]),))
     return Expr(((*term, b),))
+
+
+def _chained(expr: Expr) -> list[tuple[Axis, Expr]]:
+    """The axes bound to something that holds bound axes itself, with what they are bound to."""
+    return [
+        (axis, bound)
+        for axis in expr.axes()
+        if (bound := axis.bound) is not None and any(inner.bound for inner in bound.axes())
+    ]
 
 
 def _resolve_term(term: Term) -> Expr:
