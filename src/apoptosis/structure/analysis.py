@@ -50,8 +50,8 @@ class Analysis:
         return [value for value in dict.fromkeys(self.program.tensors.values()) if value in used]
 
 
-def analyse(program: Program) -> Analysis:
-    """The axes of every value."""
+def analyse(program: Program, *, pin_outputs: bool = True) -> Analysis:
+    """The axes of every value; with `pin_outputs` off, results may change their shapes."""
     context = Context(used=_used(program))
     for value in program.inputs:
         _add(context, value, PinReason("input", "it is an input of the model"))
@@ -66,7 +66,7 @@ def analyse(program: Program) -> Analysis:
                     context, value, PinReason("constant", "it is a constant of the run", quiet=True)
                 )
         facts[call] = analyse_call(call, context)
-    for value in leaves_in(program.outputs, Value):
+    for value in leaves_in(program.outputs, Value) if pin_outputs else []:
         _pin(context, value, PinReason("output", "it is an output of the model"))
     for value, how, line in program.escapes:
         _pin(context, value, PinReason(how, "its numbers leave torch here", line=line))

@@ -14,10 +14,10 @@ entry carries samples, and the tests cut every axis of every sample and compare 
 operation shares the entry of the plain one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -47,6 +47,7 @@ __all__ = [
     "Through",
     "analyse_call",
     "axis_rule",
+    "integers",
     "sample",
     "tensor",
 ]
@@ -264,6 +265,13 @@ class Sample:
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    free: str = ""
+    """Sizes of the axes that are left free, `~` after those with a statistic; "refused" where the rule declines."""
+    read: int | None = None
+    """How many of the results somebody reads; None for all."""
+
+
+Samples: TypeAlias = Callable[[], list[Sample]]
 
 
 @dataclass(frozen=True)
@@ -274,21 +282,24 @@ class Rule:
     family: str
     says: str
     apply: Callable[[Step], None]
-    samples: Callable[[], list[Sample]]
+    samples: Samples
+    proved_by: str = ""
+    """The test that proves the rule, where no sample can be run."""
 
 
 RULES: dict[str, Rule] = {}
 
 
 def axis_rule(
-    *names: str, family: str, samples: Callable[[], list[Sample]]
+    *names: str, family: str, samples: Samples | Mapping[str, Samples] = list, proved_by: str = ""
 ) -> Callable[[Callable[[Step], None]], Callable[[Step], None]]:
-    """Register a rule under the names of overloads, such as `conv2d.default`."""
+    """Register a rule under the names of overloads, such as `conv2d.default`, with samples for all or for each."""
 
     def decorate(function: Callable[[Step], None]) -> Callable[[Step], None]:
         says = (function.__doc__ or "").split("\n")[0]
         for name in names:
-            register(Rule(name, family, says, function, samples))
+            own = samples[name] if isinstance(samples, Mapping) else samples
+            register(Rule(name, family, says, function, own, proved_by))
         return function
 
     return decorate
@@ -432,13 +443,18 @@ def numel(sizes: Sequence[int]) -> int:
     return prod(sizes)
 
 
-def sample(*args: Any, **kwargs: Any) -> Sample:
+def sample(*args: Any, free: str = "", read: int | None = None, **kwargs: Any) -> Sample:
     """A `Sample` as it would be called."""
-    return Sample(args, kwargs)
+    return Sample(args, kwargs, free, read)
 
 
-def tensor(*shape: int) -> Tensor:
+def tensor(*shape: int, seed: int = 0) -> Tensor:
     """A deterministic float64 tensor for samples, of both signs and away from kinks at 0."""
-    generator = torch.Generator().manual_seed(sum(shape) + len(shape))
+    generator = torch.Generator().manual_seed(sum(shape) + len(shape) + 100 * seed)
     x = torch.randn(shape, generator=generator, dtype=torch.float64)
     return x + 0.1 * x.sign()
+
+
+def integers(*shape: int, below: int) -> Tensor:
+    """A deterministic tensor of indices for samples, all of them used where there are enough places."""
+    return (torch.arange(prod(shape)) * 7 % below).reshape(shape)
