@@ -1,5 +1,7 @@
 """Axis rules of look-ups, scatters and tensors made from nothing."""
 
+from collections.abc import Callable
+
 import torch
 
 from apoptosis.structure import axes as algebra
@@ -11,17 +13,28 @@ from apoptosis.structure.rules import (
     Everywhere,
     Flow,
     Nowhere,
+    Sample,
     Step,
     Through,
     axis_rule,
     broadcast,
+    integers,
+    sample,
+    tensor,
     through,
 )
 
 FAMILY = "indices"
 
 
-@axis_rule("embedding.default", family=FAMILY, samples=list)
+@axis_rule(
+    "embedding.default",
+    family=FAMILY,
+    samples=lambda: [
+        sample(tensor(5, 4), integers(2, 3, below=5), free="2 3 4"),
+        sample(tensor(5, 4), torch.tensor(3), free="4"),
+    ],
+)
 def embedding(step: Step) -> None:
     """v e, indices → indices e; rows are looked up by number."""
     weight, indices, *_ = step.args
@@ -32,11 +45,20 @@ def embedding(step: Step) -> None:
     step.out([*step.axes(indices), step.axes(weight)[1]], Through(weight, dims))
 
 
-@axis_rule("embedding_bag.default", "_embedding_bag.default", family=FAMILY, samples=list)
+def _bag_samples() -> list[Sample]:
+    indices, offsets = integers(7, below=5), torch.tensor([0, 3])
+    return [
+        sample(tensor(5, 4), indices, offsets, free="4"),
+        sample(tensor(5, 4), indices, offsets, False, 1, free="4"),
+        sample(tensor(5, 4), indices, offsets, False, 0, False, tensor(7), free="4"),
+    ]
+
+
+@axis_rule("embedding_bag.default", "_embedding_bag.default", family=FAMILY, samples=_bag_samples)
 def embedding_bag(step: Step) -> None:
     """v e, bags → bags e."""
     weight, indices, offsets, *_ = step.args
-    for value in (indices, offsets):
+    for value in (indices, offsets, step["per_sample_weights"]):
         for expr in step.axes(value) if value is not None else []:
             step.pin(expr, "bags of indices", quiet=True)
     step.pin(step.axes(weight)[0], "its rows are looked up by number")
@@ -48,7 +70,14 @@ def embedding_bag(step: Step) -> None:
         step.out(axes, Through(weight, (None, 1)) if number == 0 else Nowhere())
 
 
-@axis_rule("index_select.default", family=FAMILY, samples=list)
+@axis_rule(
+    "index_select.default",
+    family=FAMILY,
+    samples=lambda: [
+        sample(tensor(2, 5, 4), 1, integers(3, below=5), free="2 3 4"),
+        sample(tensor(2, 5), -1, torch.tensor(3), free="2"),
+    ],
+)
 def index_select(step: Step) -> None:
     """Indices are looked up by number along one axis, the others pass."""
     x, dim, index = step.args
@@ -59,7 +88,21 @@ def index_select(step: Step) -> None:
     step.out(axes, Through(x, tuple(None if d == dim else d for d in range(x.ndim))))
 
 
-@axis_rule("gather.default", "take_along_dim.default", family=FAMILY, samples=list)
+@axis_rule(
+    "gather.default",
+    "take_along_dim.default",
+    family=FAMILY,
+    samples={
+        "gather.default": lambda: [
+            sample(tensor(2, 5, 4), 1, integers(2, 3, 4, below=5), free="2 4"),
+            sample(tensor(4, 5), -1, integers(2, 3, below=5), free=""),
+        ],
+        "take_along_dim.default": lambda: [
+            sample(tensor(2, 5), integers(2, 3, below=5), -1, free="2"),
+            sample(tensor(2, 5), integers(4, below=10), free="refused"),
+        ],
+    },
+)
 def gather(step: Step) -> None:
     """Indices are looked up by number along one axis."""
     x, dim, index = (
@@ -73,16 +116,37 @@ def gather(step: Step) -> None:
     step.out(list(step.axes(index)), Nowhere())
 
 
+def _scatter_samples(*more: object, src: bool = True) -> Callable[[], list[Sample]]:
+    """An index that covers the other axes, and one that covers a part of them."""
+
+    def make() -> list[Sample]:
+        whole, part = integers(2, 3, 4, below=5), integers(1, 3, below=5)
+        return [
+            sample(
+                tensor(2, 5, 4), 1, whole, *([tensor(2, 3, 4)] if src else []), *more, free="2 4"
+            ),
+            sample(tensor(2, 5), -1, part, *([tensor(2, 3)] if src else []), *more, free=""),
+        ]
+
+    return make
+
+
 @axis_rule(
-    *(
-        "scatter.src",
-        "scatter.value",
-        "scatter_add.default",
-        "scatter.reduce",
-        "scatter_reduce.two",
-    ),
+    *("scatter.src", "scatter.value", "scatter_add.default", "scatter.reduce"),
+    *("scatter_reduce.two", "scatter.value_reduce"),
     family=FAMILY,
-    samples=list,
+    samples={
+        "scatter.src": _scatter_samples(),
+        "scatter.value": _scatter_samples(0.5, src=False),
+        "scatter_add.default": _scatter_samples(),
+        "scatter.reduce": lambda: [
+            sample(tensor(2, 5), 1, integers(2, 3, below=5), tensor(2, 3), reduce="add", free="2")
+        ],
+        "scatter.value_reduce": lambda: [
+            sample(tensor(2, 5), 1, integers(2, 3, below=5), 0.5, reduce="multiply", free="2")
+        ],
+        "scatter_reduce.two": _scatter_samples("amax"),
+    },
 )
 def scatter(step: Step) -> None:
     """Entries are placed by number along one axis."""
@@ -105,14 +169,34 @@ def _aligned_or_pinned(step: Step, x: Value, other: Value, dim: int) -> None:
             step.pin(step.axes(other)[d], "only a part of it is indexed")
 
 
-@axis_rule("index_add.default", "index_copy.default", family=FAMILY, samples=list)
+def _row_samples(rows: str) -> list[Sample]:
+    x, index = tensor(2, 5, 4), torch.tensor([3, 0, 4])
+    return [
+        sample(x, 1, index, tensor(2, 3, 4), free=f"2 4 {rows}"),
+        sample(x[0], -2, index, tensor(3, 4), free=f"4 {rows}"),
+    ]
+
+
+@axis_rule(
+    "index_add.default",
+    "index_copy.default",
+    family=FAMILY,
+    samples={
+        "index_add.default": lambda: _row_samples("3"),
+        "index_copy.default": lambda: _row_samples(""),
+    },
+)
 def index_add(step: Step) -> None:
-    """Rows are added by number along one axis, the others meet."""
+    """Rows are added or placed by number along one axis, the others meet."""
     x, dim, index, source, *_ = step.args
     dim %= x.ndim
     step.pin(step.axes(x)[dim], "rows are added to it by number")
     if index.ndim and source.ndim:
         step.equal(step.axes(index)[0], step.axes(source)[dim])
+        if step.call.name.startswith("index_add"):
+            step.contract(step.axes(source)[dim], (source, dim))
+        else:
+            step.pin(step.axes(source)[dim], "entries are placed by number", quiet=True)
     for d in range(x.ndim):
         if d != dim:
             step.equal(step.axes(x)[d], step.axes(source)[d])
@@ -140,7 +224,28 @@ def _indexed(
     return [next(own) if d is None else step.axes(x)[d] for d in order], order
 
 
-@axis_rule("index.Tensor", family=FAMILY, samples=list)
+def _index_samples() -> list[Sample]:
+    x, i, j = tensor(2, 5, 4, 3), integers(6, below=4), integers(6, below=3)
+    return [
+        sample(x, [None, integers(7, below=5)], free="2 7 4 3"),
+        sample(x, [None, None, i, j], free="2 5 6"),
+        sample(x, [None, integers(6, below=5), None, j], free="2 4 6"),
+        sample(x, [integers(6, 1, below=2), None, i], free="5 6 6 3"),
+    ]
+
+
+@axis_rule(
+    "index.Tensor",
+    "_unsafe_index.Tensor",
+    family=FAMILY,
+    samples={
+        "index.Tensor": lambda: [
+            *_index_samples(),
+            sample(tensor(2, 3), [torch.tensor([True, False])], free="refused"),
+        ],
+        "_unsafe_index.Tensor": _index_samples,
+    },
+)
 def index(step: Step) -> None:
     """`x[:, i, j]`: axes with indices are looked up by number, the others pass."""
     x, indices = step.args
@@ -148,11 +253,25 @@ def index(step: Step) -> None:
     step.out(axes, Through(x, tuple(order)))
 
 
-@axis_rule("index_put.default", family=FAMILY, samples=list)
+def _index_put_samples() -> list[Sample]:
+    x, rows = tensor(2, 5, 4), torch.tensor([3, 0, 4])
+    return [
+        sample(x, [None, rows], tensor(2, 3, 4), free="2 4"),
+        sample(x, [None, rows], tensor(4), free="2 4"),
+        sample(x, [None, rows], tensor(2, 1, 1), True, free="2 4"),
+        sample(x, [integers(3, below=2), None, integers(3, below=4)], tensor(3, 5), free="5"),
+        sample(x, [None, rows], tensor(), free="2 4"),
+    ]
+
+
+@axis_rule("index_put.default", family=FAMILY, samples=_index_put_samples)
 def index_put(step: Step) -> None:
     """`x[:, i, j] = y`: axes with indices are placed by number, the others meet those of y."""
     x, indices, values, *_ = step.args
     axes, order = _indexed(step, x, indices)
+    for expr, own in zip(axes, order, strict=True):
+        if own is None:
+            step.pin(expr, "entries are placed by number", quiet=True)
     for dim in range(-min(values.ndim, len(axes)), 0):
         if values.shape[dim] != 1:
             step.equal(axes[dim], step.axes(values)[dim])
@@ -164,7 +283,14 @@ def index_put(step: Step) -> None:
     step.same(x, flow=AllOf((Through(x, passed), Through(values, tuple(placed)))))
 
 
-@axis_rule("copy.default", family=FAMILY, samples=list)
+@axis_rule(
+    "copy.default",
+    family=FAMILY,
+    samples=lambda: [
+        sample(tensor(2, 3), tensor(2, 3, seed=1), free="2 3"),
+        sample(tensor(2, 3, 4), tensor(3, 1), free="2 3 4"),
+    ],
+)
 def copy(step: Step) -> None:
     """The target takes the source's entries, broadcast."""
     target, source, *_ = step.args
@@ -172,7 +298,20 @@ def copy(step: Step) -> None:
     step.same(target, flow=through(source, target.ndim - source.ndim))
 
 
-@axis_rule("fill.Scalar", "fill.Tensor", "zero.default", family=FAMILY, samples=list)
+@axis_rule(
+    "fill.Scalar",
+    "fill.Tensor",
+    "zero.default",
+    family=FAMILY,
+    samples={
+        "fill.Scalar": lambda: [
+            sample(tensor(2, 3), 0, free="2 3"),
+            sample(tensor(2, 3), 0.5, free="2 3"),
+        ],
+        "fill.Tensor": lambda: [sample(tensor(2, 3), tensor(), free="2 3")],
+        "zero.default": lambda: [sample(tensor(2, 3), free="2 3")],
+    },
+)
 def fill(step: Step) -> None:
     """The same number everywhere."""
     zero = step.call.name.startswith("zero") or step.args[1:2] == (0,)
@@ -184,7 +323,19 @@ def fill(step: Step) -> None:
     *("new_zeros.default", "new_ones.default", "new_full.default", "new_empty.default"),
     *("rand.default", "randn.default"),
     family=FAMILY,
-    samples=list,
+    samples={
+        **dict.fromkeys(
+            [f"{kind}.default" for kind in ("zeros", "ones", "rand", "randn")]
+            + ["empty.memory_format"],
+            lambda: [sample([2, 1, 3], free="2 3"), sample([], free="")],
+        ),
+        "full.default": lambda: [sample([2, 3], 0.5, free="2 3")],
+        **dict.fromkeys(
+            [f"new_{kind}.default" for kind in ("zeros", "ones", "empty")],
+            lambda: [sample(tensor(2), [3, 4], free="2 3 4")],
+        ),
+        "new_full.default": lambda: [sample(tensor(2), [3, 4], 0.5, free="2 3 4")],
+    },
 )
 def create(step: Step) -> None:
     """Axes of its own, as long as asked for."""
@@ -195,18 +346,35 @@ def create(step: Step) -> None:
     step.out([algebra.resolve(expr) for expr in axes], flow)
 
 
+LIKE = [f"{kind}_like.default" for kind in ("zeros", "ones", "empty", "rand", "randn")]
+
+
 @axis_rule(
-    *("ones_like.default", "full_like.default", "empty_like.default", "rand_like.default"),
-    *("randn_like.default",),
+    *LIKE,
+    "full_like.default",
     family=FAMILY,
-    samples=list,
+    samples={
+        **dict.fromkeys(LIKE, lambda: [sample(tensor(2, 1, 3), free="2 3")]),
+        "full_like.default": lambda: [sample(tensor(2, 3), 0.5, free="2 3")],
+    },
 )
 def create_like(step: Step) -> None:
     """The axes of another tensor."""
-    step.same(step.args[0], flow=Nowhere())
+    zero = step.call.name.startswith("zeros")
+    step.same(step.args[0], flow=Everywhere() if zero else Nowhere())
 
 
-@axis_rule("arange.default", "arange.start", "arange.start_step", family=FAMILY, samples=list)
+@axis_rule(
+    "arange.default",
+    "arange.start",
+    "arange.start_step",
+    family=FAMILY,
+    samples={
+        "arange.default": lambda: [sample(5, free="")],
+        "arange.start": lambda: [sample(2, 5, free="")],
+        "arange.start_step": lambda: [sample(2, 8, 2, free="")],
+    },
+)
 def arange(step: Step) -> None:
     """Numbers that count places: the axis stays whole."""
     expr = step.fresh(step.call.outputs[0].shape[0])
@@ -216,7 +384,11 @@ def arange(step: Step) -> None:
     step.out([algebra.resolve(expr)], Nowhere())
 
 
-@axis_rule("one_hot.default", family=FAMILY, samples=list)
+@axis_rule(
+    "one_hot.default",
+    family=FAMILY,
+    samples=lambda: [sample(integers(2, 3, below=5), 5, free="2 3")],
+)
 def one_hot(step: Step) -> None:
     """A new axis with one index per class."""
     x = step.args[0]
@@ -226,9 +398,18 @@ def one_hot(step: Step) -> None:
 
 @axis_rule(
     *("item.default", "is_nonzero.default", "_local_scalar_dense.default", "equal.default"),
-    *("_assert_async.msg", "_assert_async.default", "sym_size.int", "is_floating_point.default"),
+    *("_assert_async.msg", "_assert_async.default", "sym_size.int"),
     family=FAMILY,
-    samples=list,
+    samples={
+        **dict.fromkeys(
+            ["item.default", "is_nonzero.default", "_local_scalar_dense.default"],
+            lambda: [sample(tensor(), free=""), sample(tensor(1, 1), free="")],
+        ),
+        "equal.default": lambda: [sample(tensor(2, 3), tensor(2, 4), free="")],
+        "_assert_async.default": lambda: [sample(tensor(1), free="")],
+        "_assert_async.msg": lambda: [sample(tensor(1), "no", free="")],
+        "sym_size.int": lambda: [sample(tensor(2, 3), 0, free="")],
+    },
 )
 def number(step: Step) -> None:
     """A number for Python: nothing is left to follow, so nothing may change it."""
@@ -239,7 +420,27 @@ def number(step: Step) -> None:
         step.out(step.fixed(out.shape), Nowhere())
 
 
-@axis_rule("meshgrid.default", "meshgrid.indexing", family=FAMILY, samples=list)
+@axis_rule(
+    "is_floating_point.default",
+    family=FAMILY,
+    samples=lambda: [sample(tensor(2, 3), free="2 3")],
+)
+def is_floating_point(_step: Step) -> None:
+    """Python looks at the type alone."""
+
+
+@axis_rule(
+    "meshgrid.default",
+    "meshgrid.indexing",
+    family=FAMILY,
+    samples={
+        "meshgrid.default": lambda: [sample([tensor(2), tensor(3), tensor()], free="2 3")],
+        "meshgrid.indexing": lambda: [
+            sample([tensor(2), tensor(3), tensor(4)], indexing="xy", free="2 3 4"),
+            sample([tensor(2), tensor(3)], indexing="ij", free="2 3"),
+        ],
+    },
+)
 def meshgrid(step: Step) -> None:
     """a, b → a b, twice."""
     values = step.args[0]

@@ -4,19 +4,46 @@ Rows of a weight are (gates · hidden). torch stacks the states of all layers an
 hidden sizes stay equal: tied in number, not in indices, as long as nobody reads that tensor.
 """
 
+from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from apoptosis.structure import axes as algebra
 from apoptosis.structure.axes import Expr, sum_of, times
 from apoptosis.structure.program import Value
-from apoptosis.structure.rules import Declined, Nowhere, Step, axis_rule
+from apoptosis.structure.rules import Declined, Nowhere, Sample, Step, axis_rule, sample, tensor
 
 FAMILY = "recurrent"
 
 GATES = {"lstm.input": 4, "gru.input": 3, "rnn_tanh.input": 1, "rnn_relu.input": 1}
 
 
-@axis_rule(*GATES, family=FAMILY, samples=list)
+def _samples(name: str) -> list[Sample]:
+    """One layer, both directions, several layers; with their final states read and not read."""
+    gates, x = GATES[name], tensor(2, 3, 4)
+
+    def given(layers: int, directions: int, *, biases: bool) -> tuple[Any, ...]:
+        params: list[Tensor] = []
+        for layer in range(layers):
+            inputs = 4 if layer == 0 else 5 * directions
+            for direction in range(directions):
+                shapes = [(gates * 5, inputs), (gates * 5, 5), *[(gates * 5,)] * (2 * biases)]
+                params += [tensor(*s, seed=len(params) + direction) / 4 for s in shapes]
+        state = tensor(layers * directions, 2, 5)
+        states = [state, tensor(*state.shape, seed=9)] if gates == 4 else state
+        return x, states, params, biases, layers, 0.0, False, directions == 2, True
+
+    return [
+        sample(*given(1, 1, biases=True), free="4 5"),
+        sample(*given(1, 1, biases=False), free="4 5"),
+        sample(*given(1, 2, biases=True), free="4"),
+        sample(*given(2, 1, biases=True), free="4 5", read=1),
+        sample(*given(2, 2, biases=False), free="4 5", read=1),
+    ]
+
+
+@axis_rule(*GATES, family=FAMILY, samples={name: partial(_samples, name) for name in GATES})
 def recurrent(step: Step) -> None:
     """n t i → n t (forwards + backwards); rows of the weights are (gates · hidden)."""
     x, states, params, biases, layers, _dropout, _train, both, _batch_first = step.args
@@ -64,6 +91,8 @@ def _cell(step: Step, x: Value, params: list[Value], current: Expr) -> Expr:
 
 def _initial_state(step: Step, state: Any, hidden: list[Expr]) -> None:
     """Zeros need the right length alone; a state that means something is cut as every layer is."""
+    for expr in step.axes(state)[:-1]:
+        step.pin(expr, "layers and batch", quiet=True)
     if step.is_zeros(state) or len(hidden) == 1:
         step.equal(step.axes(state)[-1], hidden[0])
         return
