@@ -33,6 +33,7 @@ __all__ = [
     "AnyOf",
     "Context",
     "Declined",
+    "Divided",
     "Everywhere",
     "Facts",
     "Flow",
@@ -101,6 +102,14 @@ class AnyOf(Flow):
     """A product: zero where any factor is."""
 
     flows: tuple[Flow, ...]
+
+
+@dataclass(frozen=True)
+class Divided(Flow):
+    """A quotient: zero where the numerator is and the denominator is not, for 0/0 is no number."""
+
+    numerator: Flow
+    denominator: Flow
 
 
 @dataclass(frozen=True)

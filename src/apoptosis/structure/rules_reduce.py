@@ -4,11 +4,13 @@ A sum over an axis is a contraction: exact where the operand is zero at removed 
 are, an order or a softmax on which ones: the first is inexact, the second pins.
 """
 
+from functools import partial
 from typing import Any
 
 from apoptosis.structure.axes import ONE, Expr
 from apoptosis.structure.program import Value
 from apoptosis.structure.rules import (
+    Declined,
     Nowhere,
     Sample,
     Step,
@@ -37,14 +39,41 @@ def _reduced(step: Step, x: Value, dims: list[int], *, zeros: bool = True) -> No
         step.out(list(axes), Through(x, tuple(order)) if zeros else Nowhere())
 
 
-def _reduction_samples() -> list[Sample]:
-    return [sample(tensor(2, 3, 4), [1]), sample(tensor(2, 3, 4), [0, 2], True)]
+def _over_dims(mark: str) -> list[Sample]:
+    """Reductions over lists of dimensions, with what becomes of those: nothing, "~" or "pinned"."""
+    x = tensor(2, 3, 4)
+
+    def free(*reduced: int) -> str:
+        left = [f"{n}{mark}" if n in reduced else str(n) for n in x.shape]
+        return " ".join(size for size in left if not size.endswith("pinned"))
+
+    return [
+        sample(x, [1], free=free(3)),
+        sample(x, [0, -1], True, free=free(2, 4)),
+        sample(x, [], free=free(2, 3, 4)),
+        sample(tensor(2, 1), [1], free="2"),
+    ]
+
+
+def _over_dim(*before: object) -> list[Sample]:
+    """Reductions over one pinned dimension, arguments before it."""
+    x = tensor(2, 3, 4)
+    return [
+        sample(x, *before, 1, free="2 4"),
+        sample(x, *before, -1, True, free="2 3"),
+    ]
+
+
+def _over_all() -> list[Sample]:
+    return [sample(tensor(2, 3), free=""), sample(tensor(), free="")]
 
 
 @axis_rule(
-    "sum.dim_IntList", "nansum.default",
-    family=FAMILY, samples=_reduction_samples,
-)  # fmt: skip
+    "sum.dim_IntList",
+    "nansum.default",
+    family=FAMILY,
+    samples=lambda: [*_over_dims(""), sample(tensor(2, 3), None, free="2 3")],
+)
 def sum_(step: Step) -> None:
     """A sum over some axes."""
     x = step.args[0]
@@ -53,7 +82,7 @@ def sum_(step: Step) -> None:
     _reduced(step, x, dims)
 
 
-@axis_rule("sum.default", family=FAMILY, samples=lambda: [sample(tensor(2, 3))])
+@axis_rule("sum.default", family=FAMILY, samples=lambda: [sample(tensor(2, 3), free="2 3")])
 def sum_all(step: Step) -> None:
     """A sum over all axes."""
     sum_(step)
@@ -62,12 +91,18 @@ def sum_all(step: Step) -> None:
 @axis_rule(
     "linalg_vector_norm.default",
     family=FAMILY,
-    samples=lambda: [sample(tensor(2, 3, 4), 2, [1]), sample(tensor(2, 3, 4), 1, [0], True)],
+    samples=lambda: [
+        sample(tensor(2, 3, 4), 2, [1], free="2 3 4"),
+        sample(tensor(2, 3, 4), 1, [0, -1], True, free="2 3 4"),
+        sample(tensor(2, 3), 2.5, None, free="2 3"),
+        sample(tensor(2, 3), float("inf"), [1], free="2"),
+        sample(tensor(2, 3), 0, [0], free="3"),
+    ],
 )
 def vector_norm(step: Step) -> None:
     """‖x‖ over some axes: a sum inside."""
     x, order = step.args[:2]
-    dims = _dims(step, x)
+    order, dims = 2 if order is None else order, _dims(step, x)
     if order <= 0 or order == float("inf"):
         _ordered(step, x, dims, "the norm is no sum")
     else:
@@ -77,14 +112,19 @@ def vector_norm(step: Step) -> None:
 
 
 @axis_rule(
-    "norm.ScalarOpt_dim", family=FAMILY, samples=lambda: [sample(tensor(2, 3, 4), 2, [1], True)]
+    "norm.ScalarOpt_dim",
+    family=FAMILY,
+    samples=lambda: [
+        sample(tensor(2, 3, 4), 2, [1], True, free="2 3 4"),
+        sample(tensor(2, 3), None, [-1], free="2 3"),
+    ],
 )
 def norm(step: Step) -> None:
     """‖x‖ over some axes: a sum inside."""
     vector_norm(step)
 
 
-@axis_rule("mean.dim", family=FAMILY, samples=_reduction_samples)
+@axis_rule("mean.dim", family=FAMILY, samples=lambda: _over_dims("~"))
 def mean(step: Step) -> None:
     """A mean over some axes: it depends on their length."""
     x = step.args[0]
@@ -93,17 +133,38 @@ def mean(step: Step) -> None:
     _reduced(step, x, dims)
 
 
-@axis_rule("mean.default", family=FAMILY, samples=lambda: [sample(tensor(2, 3))])
+@axis_rule("mean.default", family=FAMILY, samples=lambda: [sample(tensor(2, 3), free="2~ 3~")])
 def mean_all(step: Step) -> None:
     """A mean over all axes."""
     mean(step)
 
 
+VARIANCES = ("var", "std", "var_mean", "std_mean")
+
+
 @axis_rule(
-    *("var.dim", "std.dim", "var.correction", "std.correction", "var_mean.correction"),
-    *("std_mean.correction", "var_mean.dim", "var.default", "std.default"),
+    *(f"{kind}.{variant}" for kind in VARIANCES for variant in ("default", "dim", "correction")),
     family=FAMILY,
-    samples=list,  # each overload has arguments of its own: proved by norms written by hand
+    samples={
+        **dict.fromkeys(
+            [f"{kind}.default" for kind in VARIANCES],
+            lambda: [sample(tensor(2, 3), False, free="2~ 3~")],
+        ),
+        **dict.fromkeys(
+            [f"{kind}.dim" for kind in VARIANCES],
+            lambda: [
+                sample(tensor(2, 3, 4), [1], False, free="2 3~ 4"),
+                sample(tensor(2, 3, 4), [0, -1], False, True, free="2~ 3 4~"),
+            ],
+        ),
+        **dict.fromkeys(
+            [f"{kind}.correction" for kind in VARIANCES],
+            lambda: [
+                sample(tensor(2, 3, 4), [-2], correction=0, free="2 3~ 4"),
+                sample(tensor(2, 3), correction=0, keepdim=True, free="2~ 3~"),
+            ],
+        ),
+    },
 )
 def variance(step: Step) -> None:
     """A variance over some axes."""
@@ -113,10 +174,21 @@ def variance(step: Step) -> None:
     _reduced(step, x, dims)
 
 
+OVER_DIM = [
+    *("max.dim", "min.dim", "median.dim", "mode.default", "argmax.default", "argmin.default"),
+    *("any.dim", "all.dim", "prod.dim_int", "nanmedian.dim"),
+]
+OVER_ALL = ["max.default", "min.default", "prod.default", "any.default", "all.default"]
+
+
 @axis_rule(
     *("amax.default", "amin.default", "logsumexp.default"),
     family=FAMILY,
-    samples=_reduction_samples,
+    samples={
+        "amax.default": lambda: _over_dims("pinned"),
+        "amin.default": lambda: _over_dims("pinned"),
+        "logsumexp.default": lambda: _over_dims("pinned")[:2],
+    },
 )
 def extremum(step: Step) -> None:
     """A maximum compares, so the axis stays whole."""
@@ -126,12 +198,27 @@ def extremum(step: Step) -> None:
 
 
 @axis_rule(
-    *("max.dim", "min.dim", "median.dim", "mode.default", "argmax.default", "argmin.default"),
-    *("any.dim", "all.dim", "any.dims", "all.dims", "any.default", "all.default", "prod.dim_int"),
-    *("max.default", "min.default", "prod.default", "count_nonzero.default"),
-    *("count_nonzero.dim_IntList", "cummax.default", "aminmax.default"),
+    *OVER_DIM,
+    *OVER_ALL,
+    *("any.dims", "all.dims", "count_nonzero.dim_IntList", "count_nonzero.default"),
+    *("kthvalue.default", "aminmax.default"),
     family=FAMILY,
-    samples=list,  # as `amax`
+    samples={
+        **dict.fromkeys(OVER_DIM, _over_dim),
+        **dict.fromkeys(OVER_ALL, _over_all),
+        "any.dims": lambda: _over_dims("pinned")[:2],
+        "all.dims": lambda: _over_dims("pinned")[:2],
+        "kthvalue.default": lambda: _over_dim(2),
+        "count_nonzero.dim_IntList": lambda: [sample(tensor(2, 3, 4), [0, -1], free="3")],
+        "count_nonzero.default": lambda: [
+            sample(tensor(2, 3), 1, free="2"),
+            sample(tensor(2, 3), free=""),
+        ],
+        "aminmax.default": lambda: [
+            sample(tensor(2, 3), dim=1, keepdim=True, free="2"),
+            sample(tensor(2, 3), free=""),
+        ],
+    },
 )
 def extremum_with_place(step: Step) -> None:
     """A maximum compares, so the axis stays whole."""
@@ -146,7 +233,16 @@ def _ordered(step: Step, x: Value, dims: list[int], why: str) -> None:
 @axis_rule(
     *("softmax.int", "log_softmax.int", "_softmax.default", "_log_softmax.default"),
     family=FAMILY,
-    samples=list,
+    samples={
+        **dict.fromkeys(
+            ["softmax.int", "log_softmax.int"],
+            lambda: [sample(tensor(2, 3, 4), 1, free="2 4"), sample(tensor(2, 3), -1, free="2")],
+        ),
+        **dict.fromkeys(
+            ["_softmax.default", "_log_softmax.default"],
+            lambda: [sample(tensor(2, 3, 4), -2, False, free="2 4")],
+        ),
+    },
 )
 def softmax(step: Step) -> None:
     """The axis competes for one unit of probability and stays whole."""
@@ -155,16 +251,51 @@ def softmax(step: Step) -> None:
     step.same(x, flow=Nowhere())
 
 
+CUMULATIVE = [f"{kind}.default" for kind in ("cumsum", "cumprod", "logcumsumexp")]
+CUMULATIVE += ["cummax.default", "cummin.default"]
+
+
 @axis_rule(
-    *("cumsum.default", "cumprod.default", "flip.default", "roll.default", "diff.default"),
-    *("sort.default", "sort.stable", "argsort.default", "topk.default", "kthvalue.default"),
-    *("tril.default", "triu.default", "logcumsumexp.default", "rot90.default"),
+    *CUMULATIVE,
+    *("flip.default", "roll.default", "diff.default", "rot90.default"),
+    *("sort.default", "sort.stable", "argsort.default", "topk.default"),
+    *("tril.default", "triu.default"),
     family=FAMILY,
-    samples=list,
+    samples={
+        **dict.fromkeys(
+            CUMULATIVE,
+            lambda: [sample(tensor(2, 3, 4), 1, free="2 4"), sample(tensor(2, 3), -1, free="2")],
+        ),
+        **dict.fromkeys(
+            ["sort.default", "argsort.default"],
+            lambda: [sample(tensor(2, 3), free="2"), sample(tensor(2, 3), 0, True, free="3")],
+        ),
+        **dict.fromkeys(
+            ["tril.default", "triu.default"],
+            lambda: [sample(tensor(2, 3, 4), free="2"), sample(tensor(3, 4), 1, free="")],
+        ),
+        "sort.stable": lambda: [sample(tensor(2, 3), stable=True, dim=0, free="3")],
+        "topk.default": lambda: [
+            sample(tensor(2, 5), 3, free="2"),
+            sample(tensor(5, 2), 3, 0, free="2"),
+        ],
+        "flip.default": lambda: [sample(tensor(2, 3, 4), [0, -1], free="3")],
+        "roll.default": lambda: [
+            sample(tensor(2, 3, 4), [1, 2], [0, -1], free="3"),
+            sample(tensor(2, 3), [1], free=""),
+        ],
+        "rot90.default": lambda: [sample(tensor(2, 3, 4), 1, [0, -1], free="3")],
+        "diff.default": lambda: [
+            sample(tensor(2, 3), free="2"),
+            sample(tensor(2, 3), 1, 0, tensor(1, 3), free="refused"),
+        ],
+    },
 )
 def by_place(step: Step) -> None:
     """What happens along the axis depends on the order of its indices."""
     x = step.args[0]
+    if any(isinstance(other, Value) for other in step.args[1:]):
+        raise Declined("something is put before or after it")
     if step.call.name.startswith("tri"):
         dims = [x.ndim - 2, x.ndim - 1]
     else:
@@ -181,11 +312,13 @@ def by_place(step: Step) -> None:
 
 
 POOLS = [
-    f"{kind}_pool{n}d.default" for n in (1, 2, 3) for kind in ("max", "avg", "adaptive_avg")
-] + [
-    *(f"adaptive_max_pool{n}d.default" for n in (1, 2, 3)),
-    *(f"max_pool{n}d_with_indices.default" for n in (2, 3)),
-    "max_pool1d_with_indices.default",
+    f"{kind}.default"
+    for n in (1, 2, 3)
+    for kind in (
+        *(f"max_pool{n}d", f"max_pool{n}d_with_indices", f"avg_pool{n}d"),
+        *(f"adaptive_avg_pool{n}d", f"adaptive_max_pool{n}d"),
+        *(f"reflection_pad{n}d", f"replication_pad{n}d"),
+    )
 ]
 RESIZES = [
     f"upsample_{kind}.{overload}"
@@ -207,27 +340,62 @@ RESIZES = [
 ]
 
 
+def _num_spatial(name: str) -> int:
+    """The 2 of `max_pool2d`."""
+    return next(int(c) for c, d in zip(name, name[1:], strict=False) if c in "123" and d == "d")
+
+
+def _pool_samples(name: str) -> list[Sample]:
+    """With and without a batch; a kernel of 2, or 2 positions, or a pad of 1 on every side."""
+    space = _num_spatial(name)
+    shape, amount = [4, 5, 4][:space], [1] * 2 * space if "_pad" in name else [2] * space
+    return [
+        sample(tensor(2, 3, *shape), amount, free="2 3"),
+        sample(tensor(3, *shape), amount, free="3"),
+    ]
+
+
+def _resize_samples(name: str) -> list[Sample]:
+    """To a size, or by a factor."""
+    space = _num_spatial(name)
+    x, size = tensor(2, 3, *[4, 5, 4][:space]), [6, 3, 7][:space]
+    corners = [] if "nearest" in name else [True]
+    if not name.endswith("vec"):
+        return [sample(x, size, *corners, free="2 3")]
+    return [
+        sample(x, size, *corners, None, free="2 3"),
+        sample(x, None, *corners, [2.0] * space, free="2 3"),
+    ]
+
+
 @axis_rule(
     *POOLS,
     *RESIZES,
-    *(f"{kind}_pad{n}d.default" for kind in ("reflection", "replication") for n in (1, 2, 3)),
     family=FAMILY,
-    samples=list,
+    samples={name: partial(_pool_samples, name) for name in POOLS}
+    | {name: partial(_resize_samples, name) for name in RESIZES},
 )
 def pool(step: Step) -> None:
     """Space changes and stays whole, channels pass."""
     x = step.args[0]
-    name = step.call.name
-    space = next(int(c) for c, d in zip(name, name[1:], strict=False) if c in "123" and d == "d")
+    space = _num_spatial(step.call.name)
     lead = x.ndim - space
     for expr in step.axes(x)[lead:]:
         step.pin(expr, "space", quiet=True)
     dims = (*range(lead), *[None] * space)
-    for out in step.call.outputs:
-        step.out([*step.axes(x)[:lead], *step.fixed(out.shape[lead:])], Through(x, dims))
+    for number, out in enumerate(step.call.outputs):  # the second, if any, says where maxima were
+        flow = Through(x, dims) if number == 0 else Nowhere()
+        step.out([*step.axes(x)[:lead], *step.fixed(out.shape[lead:])], flow)
 
 
-@axis_rule("diagonal.default", family=FAMILY, samples=list)
+@axis_rule(
+    "diagonal.default",
+    family=FAMILY,
+    samples=lambda: [
+        sample(tensor(2, 3, 4), 1, 0, -1, free="3"),
+        sample(tensor(3, 3, 2), free="2"),
+    ],
+)
 def diagonal(step: Step) -> None:
     """Entries with equal indices: both axes stay whole."""
     x, _offset, a, b = step.args

@@ -19,6 +19,7 @@ from apoptosis.structure.rules import (
     AllOf,
     AnyOf,
     Everywhere,
+    Divided,
     Flow,
     Joined,
     Moved,
@@ -94,6 +95,9 @@ def flow_zeros(
         case _:
             return frozenset()
 
+        case Divided(numerator, denominator):
+            known, spoilt = (flow_zeros(f, result, zeros, axes) for f in (numerator, denominator))
+            return known - spoilt
 
 def _pairs(axes: list[Expr] | tuple[Expr, ...]) -> Zeros:
     return frozenset((dim, axis) for dim, expr in enumerate(axes) for axis in _free(expr))
