@@ -11,7 +11,7 @@ in a process of its own, on one core, in float64: trace, keep random units of ex
 - `train`: one step of SGD in train mode, finite; `flags`: names, ties and `requires_grad` of parameters as before.
 
 `own` is how many exact groups can be cut alone (with those tied to them) in the model's own class, of those tried
-(40 at most, for a minute at most); the others are delivered as a rewritten program, which is as exact.
+(40 at most, for half a minute); the others are delivered as a rewritten program, which is as exact.
 `--peer` adds Torch-Pruning on the same list (see `zoo_peer`).
 
     python benchmarks/zoo.py --peer
@@ -109,8 +109,8 @@ HEADS = (
 )
 EXPLANATION = (
     "MACs are those of one sample. What is checked, and how, is said at the top of `benchmarks/zoo.py`; *error* is the"
-    " greatest distance to the zeroed twin over all outputs and two batch sizes, *saved* that weights are read back, *as*"
-    " how the plan is delivered, *own* how many exact groups can be cut alone in the model's own class."
+    " greatest distance to the zeroed twin over all outputs and two batch sizes, *saved* that weights are read back,"
+    " *as* how the plan is delivered, *own* how many exact groups can be cut alone in the model's own class."
 )
 PEER_EXPLANATION = (
     " Of Torch-Pruning: `=mask` equals the zeroed twin to 1e-6; `differs (norm)` does not, and norms over channels were"
