@@ -3,18 +3,21 @@
 A model is run once and recorded (`recording` → `program`). Rules, one per operation, say how the axes of its tensors
 are related (`rules`, `rules_*`); the algebra solves them (`axes`, `analysis`). What is left free are groups of units
 (`groups`, `kinds`), exact or not (`zero_flow`). A `Structure` (`structure`) answers for costs and resolves kept units
-into a `Plan` (`plan`), delivered as the user's own module where its code can run the new sizes (`attributes`,
-`delivery`, `scaling`), else as a rewritten program (`rewriting`). `surgery` carries plans out.
+into a `Plan` (`plan`), delivered as the user's own module where its code can run the new sizes (`delivery`,
+`attributes`, `sizing`, `scaling`, `multihead`), else as a rewritten program (`rewriting`). `surgery` and `cutting`
+carry plans out.
 
-Start with `structure.trace`. This room knows nothing of curvature, scores or budgets.
+Start with `tracing.trace`. This room knows nothing of curvature, scores or budgets.
 """
 
+from apoptosis.structure.cutting import cut
 from apoptosis.structure.groups import Group, PinnedAxis, Site, Slice, Tie
 from apoptosis.structure.kinds import KINDS
 from apoptosis.structure.plan import Plan
 from apoptosis.structure.rewriting import CutProgram
-from apoptosis.structure.structure import Structure, cut, trace
+from apoptosis.structure.structure import Structure
 from apoptosis.structure.surgery import cut_optimizer, zero
+from apoptosis.structure.tracing import trace
 
 __all__ = [
     "KINDS",

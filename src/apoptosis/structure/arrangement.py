@@ -46,18 +46,23 @@ def rearranged(result: Any, by: Callable[[Any], Any], leaf: type = Tensor) -> An
     if isinstance(result, Mapping):
         return _rebuilt(result, {key: rearranged(item, by, leaf) for key, item in result.items()})
     if is_dataclass(result) and not isinstance(result, type):
-        parts = {f.name: rearranged(getattr(result, f.name), by, leaf) for f in fields(result)}
         twin = copy.copy(result)
-        for name, part in parts.items():
-            object.__setattr__(twin, name, part)
+        for f in fields(result):
+            object.__setattr__(twin, f.name, rearranged(getattr(result, f.name), by, leaf))
         return twin
     if result is None or isinstance(result, (bool, int, float, complex, str, bytes)):
         return result
-    if not type(result).__name__.endswith("Cache"):
-        for item in vars(result).values() if hasattr(result, "__dict__") else ():
-            if isinstance(item, (leaf, tuple, list, Mapping)):
-                rearranged(item, by, leaf)
+    _look_into(result, by, leaf)
     return None
+
+
+def _look_into(result: object, by: Callable[[Any], Any], leaf: type) -> None:
+    """Show `by` the tensors that an unknown object holds."""
+    if type(result).__name__.endswith("Cache"):
+        return
+    for item in getattr(result, "__dict__", {}).values():
+        if isinstance(item, (leaf, tuple, list, Mapping)):
+            rearranged(item, by, leaf)
 
 
 def _rebuilt(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:

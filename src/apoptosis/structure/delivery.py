@@ -1,140 +1,121 @@
 """How a cut network can be delivered: as the user's own module, or as a rewritten program.
 
 The user's code is preferred. Attributes that hold sizes get new values such that every integer that came from them is
-what the plan asks for; then the cut module is run once, on the meta device, and recorded again. It is accepted only if
-it makes the same calls, with the arguments and result shapes that the algebra predicts: then it computes what the
-rewritten program computes.
+what the plan asks for. Then the cut module is run and recorded, first on the meta device, without data. It is accepted
+if it makes the same calls, with the arguments and result shapes that the algebra predicts: then it computes what the
+rewritten program computes. Where meta tensors cannot go, the example itself is used; where the calls differ although
+the plan is exact (Python chooses its way by values, or has a short cut for one head), the outputs decide: they must be
+those of the zeroed twin.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import isclose, sqrt
 from typing import Any
 
 import torch
 from torch import nn
 
+from apoptosis.errors import PlanMismatchError
+from apoptosis.modes import in_eval_mode
 from apoptosis.structure.analysis import Analysis
-from apoptosis.structure.attributes import Attribute, Derived, Origin, evaluate, leaves
+from apoptosis.structure.arrangement import tensors_in
 from apoptosis.structure.axes import Axis, size_of
-from apoptosis.structure.plan import AttributeChange, Plan
+from apoptosis.structure.network import Network, Run
+from apoptosis.structure.plan import Plan
 from apoptosis.structure.program import Call, Program, map_values
 from apoptosis.structure.recording import Example, record
-from apoptosis.structure.rewriting import expected_arguments
-from apoptosis.structure.surgery import cut_module
+from apoptosis.structure.rewriting import expected_arguments, why_not_a_program
+from apoptosis.structure.scaling import find_scalings
+from apoptosis.structure.sizing import Unsolvable, solve_attributes
+from apoptosis.structure.surgery import copy_with, cut_module, zero
 
-__all__ = ["DIVIDES_BY_WIDTH", "Unsolvable", "confirm", "solve_attributes"]
-
+__all__ = ["deliver"]
 
 DIVIDES_BY_WIDTH = "attention without a scale divides by the square root of its width"
+DOES_NOT_RUN = "the model's own code does not run at these sizes"
+AGREEMENT = 1e-6  # relative, in float64; code that casts to float32 on its way leaves about 1e-7
 
 
-class Unsolvable(Exception):  # noqa: N818 - an answer between two parts, never an error of the user
-    """No values of the attributes give the sizes asked for."""
+def deliver(plan: Plan, network: Network, sizes: dict[Axis, int], *, exact: bool) -> Plan:
+    """The plan with what must be set in the module, or, where that does not do, as a program.
+
+    Raises:
+        PlanMismatchError: neither does.
+    """
+    because = "an earlier cut was delivered so"
+    if network.skeleton is not None:
+        try:
+            return _as_module(plan, network, sizes, exact=exact)
+        except Unsolvable as reason:
+            because = str(reason)
+    if hindrance := why_not_a_program(network.run.analysis):
+        raise PlanMismatchError(
+            f"The model's own code cannot run this plan ({because}), and it cannot be written as a program either: "
+            f"{hindrance}. Keep the groups that this concerns whole: {', '.join(list(plan.kept)[:5])}."
+        )
+    return replace(plan, attentions=(), delivery="program", delivery_because=because)
 
 
-def solve_attributes(
-    analysis: Analysis, sizes: Mapping[Axis, int], now: dict[Attribute, int]
-) -> tuple[AttributeChange, ...]:
-    """New values of attributes such that every traced integer becomes the size it measures."""
-    wanted: dict[Origin, tuple[int, Call]] = {}
-    for call in analysis.program.calls:
-        facts = analysis.facts[call]
-        for (name, place), origin in call.taints.items():
-            measured = facts.sizes.get((name, place))
-            if measured is None:
-                new = evaluate(origin, now)
-            else:
-                new = size_of(measured.expr, sizes) * (-1 if measured.negative else 1)
-            if origin in wanted and wanted[origin][0] != new:
-                raise Unsolvable(_conflict(origin, wanted[origin], (new, call)))
-            wanted[origin] = (new, call)
-    values = dict(now)
-    settled: set[Attribute] = set()
-    for origin, (new, _) in wanted.items():
-        if isinstance(origin, Attribute):
-            values[origin] = new
-            settled.add(origin)
-    for origin, (new, _) in wanted.items():
-        if not isinstance(origin, Attribute) and evaluate(origin, values) != new:
-            _solve(origin, new, values, settled)
-    for origin, (new, call) in wanted.items():
-        # A number in it may be a tensor's size, which changes by itself: running the model will tell.
-        if evaluate(origin, values) != new and not _has_number(origin):
-            raise Unsolvable(
-                f"{_show(origin)} would have to give {new} in {call.name} ({call.line})"
-            )
-    return tuple(
-        AttributeChange(where, now[where], new)
-        for where, new in values.items()
-        if now[where] != new
-    )
+def _as_module(plan: Plan, network: Network, sizes: dict[Axis, int], *, exact: bool) -> Plan:
+    replaced = {shape.module for shape in plan.attentions}
+    changes = solve_attributes(network.run.analysis, sizes, network.attributes, replaced)
+    plan = replace(plan, attributes=changes)
+    because = _why_not(plan, network, sizes, exact=exact)
+    if because == DIVIDES_BY_WIDTH:
+        scalings = find_scalings(network.run.analysis, network.sizes, sizes, network.whole(plan))
+        if scalings is not None:
+            plan = replace(plan, scalings=scalings)
+            because = _why_not(plan, network, sizes, exact=exact)
+    if because:
+        raise Unsolvable(because)
+    return plan
 
 
-def _has_number(origin: Origin) -> bool:
-    if isinstance(origin, Derived):
-        return _has_number(origin.left) or _has_number(origin.right)
-    return isinstance(origin, int)
+def _why_not(plan: Plan, network: Network, sizes: dict[Axis, int], *, exact: bool) -> str:
+    """Why the cut module does not do what the algebra says; empty if it does."""
+    run = network.run
+    assert network.skeleton is not None, "asked only while there is one"
+    because = _confirm(network.skeleton, run.example.map(_meta), plan, run.analysis, sizes)
+    if not because or because == DIVIDES_BY_WIDTH or run.is_meta:
+        return because
+    whole = network.whole(plan)
+    because = _confirm(run.model, run.example, whole, run.analysis, sizes)
+    runs = because != DIVIDES_BY_WIDTH and not because.startswith(DOES_NOT_RUN)
+    return "" if because and exact and runs and _agrees_with_twin(run, whole) else because
 
 
-def _solve(origin: Origin, new: int, values: dict[Attribute, int], settled: set[Attribute]) -> None:
-    """Change one attribute that is not settled yet so that a derived integer comes out as wanted."""
-    while isinstance(origin, Derived):
-        sides = (origin.left, origin.right)
-        open_sides = [any(leaf not in settled for leaf in leaves(side)) for side in sides]
-        if open_sides == [False, False]:
-            return
-        left = open_sides[0]
-        other = evaluate(sides[1] if left else sides[0], values)
-        inverse = _INVERSES[origin.operator, left]
-        found = inverse(new, other)
-        if found is None:
-            return
-        origin, new = sides[0] if left else sides[1], found
-    if isinstance(origin, Attribute):
-        values[origin] = new
-        settled.add(origin)
-
-
-_INVERSES: dict[tuple[str, bool], Any] = {
-    ("add", True): lambda new, b: new - b,
-    ("add", False): lambda new, a: new - a,
-    ("sub", True): lambda new, b: new + b,
-    ("sub", False): lambda new, a: a - new,
-    ("mul", True): lambda new, b: new // b if b and new % b == 0 else None,
-    ("mul", False): lambda new, a: new // a if a and new % a == 0 else None,
-    ("floordiv", True): lambda new, b: new * b,
-    ("floordiv", False): lambda new, a: a // new if new and a // (a // new) == new else None,
-}
-
-
-def _conflict(origin: Origin, first: tuple[int, Call], second: tuple[int, Call]) -> str:
-    return (
-        f"{_show(origin)} would have to be {first[0]} in {first[1].name} ({first[1].line}) "
-        f"and {second[0]} in {second[1].name} ({second[1].line})"
-    )
-
-
-def _show(origin: Origin) -> str:
-    if isinstance(origin, Attribute):
-        place = "" if origin.place is None else f"[{origin.place}]"
-        return f"{origin.module}.{origin.name}{place}".lstrip(".")
-    if isinstance(origin, Derived):
-        symbol = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//"}[origin.operator]
-        return f"({_show(origin.left)} {symbol} {_show(origin.right)})"
-    return str(origin)
-
-
-def confirm(
-    skeleton: nn.Module, example: Example, plan: Plan, analysis: Analysis, sizes: Mapping[Axis, int]
+def _confirm(
+    model: nn.Module, example: Example, plan: Plan, analysis: Analysis, sizes: Mapping[Axis, int]
 ) -> str:
-    """Cut a copy of the model, run it, and compare with what the algebra says; the reason if it differs."""
     try:
-        small = cut_module(skeleton, plan)
-        found = record(small, example)
+        found = record(cut_module(model, plan), example)
     except Exception as error:  # noqa: BLE001 - user code may raise anything at sizes it was not written for
         lines = str(error).strip().splitlines()
-        return f"the model's own code does not run at these sizes ({type(error).__name__}: {lines[0] if lines else ''})"
+        reason = f"{type(error).__name__}: {lines[0] if lines else ''}"
+        return f"{DOES_NOT_RUN} ({reason})"
     return difference(analysis, sizes, found, scaled=bool(plan.scalings))
+
+
+def _agrees_with_twin(run: Run, plan: Plan) -> bool:
+    """Whether the cut module gives the outputs of the zeroed twin, in float64."""
+    double = copy_with(run.model, {}).double()
+    example = run.example.map(lambda t: t.double() if t.is_floating_point() else t)
+    try:
+        small, twin = cut_module(double, plan), zero(double, plan)
+        with torch.no_grad(), in_eval_mode(small), in_eval_mode(twin):
+            pairs = zip(tensors_in(example.run(small)), tensors_in(example.run(twin)), strict=True)
+            return all(_close(a, b) for a, b in pairs)
+    except Exception:  # noqa: BLE001 - as above
+        return False
+
+
+def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.shape != b.shape:
+        return False
+    if not a.is_floating_point():
+        return bool((a == b).all())
+    return bool(((a - b).abs().amax() <= AGREEMENT * b.abs().amax()).item()) if a.numel() else True
 
 
 def difference(
@@ -148,19 +129,28 @@ def difference(
             return f"another operation is called: {other.name} instead of {where}"
         axes = analysis.facts[call].axes
         shapes = [tuple(size_of(expr, sizes) for expr in own) for own in axes]
-        if shapes != [value.shape for value in other.outputs]:
-            got = [value.shape for value in other.outputs]
-            return f"{where} gives shape {got[0] if got else ''} instead of {shapes[0] if shapes else ''}"
-        wrong = _different_argument(call, other, analysis, sizes)
-        if wrong:
+        got = [value.shape for value in other.outputs]
+        if shapes != got:
+            return f"{where} gives {_listed(got)} instead of {_listed(shapes)}"
+        if wrong := _different_argument(call, other, analysis, sizes):
             return f"{where} is called with {wrong}"
-        if not scaled and "scale" in analysis.facts[call].frozen:
-            q = analysis.axes[call.arguments["query"]][-1]
-            if not isclose(analysis.facts[call].frozen["scale"], 1 / sqrt(size_of(q, sizes))):
-                return DIVIDES_BY_WIDTH
+        if not scaled and _scale_changed(call, analysis, sizes):
+            return DIVIDES_BY_WIDTH
     if len(expected) != len(calls):
         return f"{len(calls)} operations are called instead of {len(expected)}"
     return ""
+
+
+def _listed(shapes: list[tuple[int, ...]]) -> str:
+    return ", ".join(map(str, shapes[:3])) + (", …" if len(shapes) > 3 else "")
+
+
+def _scale_changed(call: Call, analysis: Analysis, sizes: Mapping[Axis, int]) -> bool:
+    scale = analysis.facts[call].frozen.get("scale")
+    if scale is None:
+        return False
+    width = size_of(analysis.axes[call.arguments["query"]][-1], sizes)
+    return not isclose(scale, 1 / sqrt(width))
 
 
 def _telling(calls: list[Call]) -> list[Call]:
@@ -190,20 +180,18 @@ def _different_argument(
 def _plain(argument: Any) -> Any:
     """Without tensors and devices: those of a meta run differ and do not matter."""
     argument = map_values(argument, lambda _: None)
-    return (
-        None
-        if isinstance(argument, (torch.device, torch.layout, torch.memory_format))
-        else argument
-    )
+    beside = (torch.device, torch.layout, torch.memory_format)
+    return None if isinstance(argument, beside) else argument
 
 
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
         return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, float) or isinstance(b, float):
-        return (
-            isinstance(a, (int, float))
-            and isinstance(b, (int, float))
-            and (a == b or isclose(a, b, rel_tol=1e-12))
-        )
+        numbers = isinstance(a, (int, float)) and isinstance(b, (int, float))
+        return numbers and (a == b or isclose(a, b, rel_tol=1e-12))
     return a == b
+
+
+def _meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor, device="meta")

@@ -73,6 +73,16 @@ class _Kinds:
         a, b = values
         return not (a.fixed or b.fixed) and a.shape == b.shape and makers[0] != makers[1]
 
+    def _note_scores(self, scores: Value, probabilities: Value) -> None:
+        origin = self._scores.get(scores)
+        if origin is None:
+            return
+        for expr in origin.contracted:
+            self.note(resolve(expr), "qk_dim")
+        for expr in origin.shared:
+            self.note(resolve(expr), "head")
+        self._probabilities.add(probabilities)
+
     def follow_attention(self, call: Call) -> None:
         """Scores, softmax, probabilities times values; what keeps the shape passes either on."""
         product = self._analysis.facts[call].product
@@ -83,12 +93,7 @@ class _Kinds:
                     self.note(resolve(expr), "v_dim")
             self._scores[call.outputs[0]] = product
         elif call.name.startswith("softmax"):
-            if (origin := self._scores.get(operands[0])) is not None:
-                for expr in origin.contracted:
-                    self.note(resolve(expr), "qk_dim")
-                for expr in origin.shared:
-                    self.note(resolve(expr), "head")
-                self._probabilities.add(call.outputs[0])
+            self._note_scores(operands[0], call.outputs[0])
         elif operands and call.outputs and call.outputs[0].shape == operands[0].shape:
             for value in operands:
                 if value in self._scores:

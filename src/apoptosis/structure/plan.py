@@ -6,7 +6,7 @@ loading and repairing need no trace. A plan is plain data, JSON both ways; index
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from apoptosis.errors import PlanMismatchError
 from apoptosis.structure.attributes import Attribute
 from apoptosis.structure.axes import Indices
+from apoptosis.structure.multihead import AttentionShape
 
 __all__ = ["FORMAT", "AttributeChange", "Plan", "Scaling", "TensorCut"]
 
@@ -69,6 +70,7 @@ class Plan:
     tensors: tuple[TensorCut, ...]
     attributes: tuple[AttributeChange, ...]
     scalings: tuple[Scaling, ...]
+    attentions: tuple[AttentionShape, ...]
     delivery: str
     delivery_because: str
     fingerprint: str
@@ -109,6 +111,11 @@ class Plan:
             tuple(by_name.values()),
             tuple(change for change in changes.values() if change.old != change.new),
             _composed_scalings(self, later),
+            tuple(
+                (
+                    {a.module: a for a in self.attentions} | {a.module: a for a in later.attentions}
+                ).values()
+            ),
             later.delivery if later.delivery == "program" else self.delivery,
             later.delivery_because or self.delivery_because,
             self.fingerprint,
@@ -150,6 +157,7 @@ class Plan:
                     }
                     for change in self.attributes
                 ],
+                "attentions": [asdict(shape) for shape in self.attentions],
                 "scalings": [
                     {"names": s.names, "rows": _ranges(s.rows), "factor": s.factor}
                     for s in self.scalings
@@ -200,6 +208,12 @@ def _read(data: Mapping[str, Any]) -> Plan:
         scalings=tuple(
             Scaling(tuple(s["names"]), _indices(s["rows"], None), float(s["factor"]))
             for s in data["scalings"]
+        ),
+        attentions=tuple(
+            AttentionShape(
+                a["module"], int(a["heads"]), int(a["qk_dim"]), int(a["v_dim"]), float(a["scale"])
+            )
+            for a in data["attentions"]
         ),
         delivery=_one_of(data["delivery"], ("module", "program")),
         delivery_because=str(data["delivery_because"]),

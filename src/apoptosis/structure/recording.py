@@ -96,7 +96,7 @@ def record(model: nn.Module, example: Example) -> Program:
 
 
 class _Recorder(ProxyTorchDispatchMode):
-    """Notes each operation. (torch admits only modes of this class on the pre-dispatch key.)"""
+    """Notes each operation; torch admits only modes of this class on the pre-dispatch key."""
 
     def __init__(self, model: nn.Module, example: Example) -> None:
         TorchDispatchMode.__init__(self, torch._C.DispatchKey.PreDispatch)
@@ -121,7 +121,8 @@ class _Recorder(ProxyTorchDispatchMode):
             self.program.tensors |= dict.fromkeys(own, value)
 
     def __enter__(self) -> "_Recorder":
-        return TorchDispatchMode.__enter__(self)
+        TorchDispatchMode.__enter__(self)
+        return self
 
     def __exit__(self, *exc: Any) -> None:
         TorchDispatchMode.__exit__(self, *exc)
@@ -137,6 +138,8 @@ class _Recorder(ProxyTorchDispatchMode):
         written = [
             given[a.name] for a in schema if a.is_write and isinstance(given.get(a.name), Tensor)
         ]
+        if func is torch.ops.aten.scaled_dot_product_attention.default:
+            _check_heads(given)
         result = func(*args, **kwargs)
         fixed = all(value.fixed for value in values_in(arguments)) and not _is_random(func)
         outputs: list[Value] = []
@@ -193,9 +196,9 @@ class _Recorder(ProxyTorchDispatchMode):
                 return
             path = self._stack.pop()
             first, last = (next(iter(tensors_in(x)), None) for x in (args, output))
-            values = [None if t is None else self.value(t) for t in (first, last)]
+            goes_in, comes_out = (None if t is None else self.value(t) for t in (first, last))
             leaf = next(module.children(), None) is None
-            self.program.modules.append(ModuleCall(path, times[path], *values, leaf))
+            self.program.modules.append(ModuleCall(path, times[path], goes_in, comes_out, leaf))
             times[path] += 1
 
         handles = [
@@ -310,6 +313,14 @@ def _storage(tensor: Tensor) -> int:
         NotImplementedError,
     ):  # sparse tensors and wrappers of torch.func have none
         return id(tensor)
+
+
+def _check_heads(given: dict[str, Any]) -> None:
+    """Refuse attention without heads: torch 2.13 divides by the number of key heads, and the process ends."""
+    # A model that is tried at sizes it cannot run may come to that: Phi-3 slices its keys off a joint projection.
+    shapes = [tuple(given[name].shape) for name in ("query", "key", "value")]
+    if any(0 in shape[1:-2] for shape in shapes):
+        raise RuntimeError(f"attention without heads: query, key and value have shapes {shapes}")
 
 
 def _is_random(op: Any) -> bool:

@@ -18,10 +18,13 @@ from apoptosis.errors import TraceError
 from apoptosis.structure.analysis import Analysis
 from apoptosis.structure.arrangement import leaves_in, rearranged, tensors_in
 from apoptosis.structure.axes import Axis, Expr, size_of
+from apoptosis.structure.network import Run
+from apoptosis.structure.plan import Plan
 from apoptosis.structure.program import Call, Value, map_values, values_in
 from apoptosis.structure.recording import Example
+from apoptosis.structure.surgery import check_fits, cut_tensors, like
 
-__all__ = ["CutProgram", "expected_arguments", "why_not_a_program"]
+__all__ = ["CutProgram", "expected_arguments", "why_not_a_program", "write_program"]
 
 _TRAINING = {
     "dropout": "train",
@@ -34,27 +37,35 @@ _TRAINING = {
 _NUMBERS = ("item.", "is_nonzero.", "_local_scalar_dense.", "equal.", "sym_size.", "_assert")
 
 
+def write_program(
+    run: Run, sizes: Mapping[Axis, int], model: nn.Module, plan: Plan
+) -> "CutProgram":
+    """The program of a plan, with the tensors of `model`: cut, or copied where the plan leaves them."""
+    held = check_fits(model, plan)
+    made = cut_tensors(held, plan)
+    for tensor in held.values():
+        made.setdefault(id(tensor), like(tensor.detach().clone(), tensor))
+    tensors = {name: made[id(tensor)] for name, tensor in held.items()}
+    persistent = set(model.state_dict(keep_vars=True))
+    return CutProgram(run, sizes, tensors, persistent).train(model.training)
+
+
 class CutProgram(nn.Module):
     """A cut network as a graph of ATen operations, called as the model it was made from."""
 
     def __init__(
-        self,
-        analysis: Analysis,
-        sizes: Mapping[Axis, int],
-        tensors: dict[str, Tensor],
-        signature: inspect.Signature,
-        example: Example,
-        persistent: set[str],
+        self, run: Run, sizes: Mapping[Axis, int], tensors: dict[str, Tensor], persistent: set[str]
     ) -> None:
         """`tensors` are the cut parameters and buffers under the model's names; `persistent` ones are saved."""
         super().__init__()
-        self._signature = signature
-        self._outputs = analysis.program.outputs
-        self._input_order = _input_order(signature, example)
-        self._num_inputs = len(analysis.program.inputs)
+        program = run.analysis.program
+        self._signature = run.signature
+        self._outputs = program.outputs
+        self._input_order = _input_order(run.signature, run.example)
+        self._num_inputs = len(program.inputs)
         for name, tensor in tensors.items():
             self._hold(name, tensor, persistent=name in persistent)
-        self._graph = _Writer(analysis, sizes, self).graph
+        self._graph = _Writer(run.analysis, sizes, self).graph
         self._run = _compiled(self._graph)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -62,8 +73,8 @@ class CutProgram(nn.Module):
         given = _bound_tensors(self._signature, args, kwargs)
         if len(given) != self._num_inputs:
             raise TraceError(
-                f"This program was made from a call with {self._num_inputs} tensors and got {len(given)}. Call it as the "
-                "example inputs were passed, or trace the model with the inputs it shall get."
+                f"This program was made from a call with {self._num_inputs} tensors and got {len(given)}. Call it as "
+                "the example inputs were passed, or trace the model with the inputs it shall get."
             )
         results = iter(self._run(self, *(given[i] for i in self._input_order)))
         return rearranged(self._outputs, lambda _: next(results), Value)
@@ -180,6 +191,8 @@ class _Writer:
                 self._nodes[value] = self.graph.call_function(operator.getitem, (node, number))
 
     def _call(self, op: Any, arguments: dict[str, Any]) -> Any:
+        if not isinstance(op, torch._ops.OpOverload):  # a rule's own function
+            return self.graph.call_function(op, (), arguments)
         schema = op._schema.arguments
         args = tuple(arguments[a.name] for a in schema if not a.kwarg_only)
         kwargs = {a.name: arguments[a.name] for a in schema if a.kwarg_only}

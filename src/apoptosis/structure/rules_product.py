@@ -1,5 +1,6 @@
 """Axis rules of products: linear, matmul, einsum, convolutions, attention. Most are letters; see `rules.product`."""
 
+from functools import partial
 from math import sqrt
 from string import ascii_letters
 from typing import Any
@@ -29,8 +30,12 @@ FAMILY = "products"
 
 def _linear_samples() -> list[Sample]:
     return [
-        sample(tensor(2, 3, 4), tensor(5, 4), tensor(5)),
-        sample(tensor(4), tensor(5, 4)),
+        sample(tensor(2, 3, 4), tensor(5, 4), tensor(5), free="2 3 4 5"),
+        sample(tensor(4), tensor(5, 4), free="4 5"),
+        sample(tensor(4), tensor(5, 4), tensor(5), free="4 5"),
+        sample(tensor(2, 4), tensor(1, 4), tensor(1), free="2 4"),
+        sample(tensor(2, 1), tensor(5, 1), tensor(5), free="2 5"),
+        sample(tensor(4, 4), tensor(4, 4, seed=1), free="4 4 4"),
     ]
 
 
@@ -66,11 +71,14 @@ def _add_bias(step: Step, bias: Value, axes: list[Expr]) -> None:
     "matmul.default",
     family=FAMILY,
     samples=lambda: [
-        sample(tensor(2, 3, 4), tensor(4, 5)),
-        sample(tensor(2, 1, 3, 4), tensor(3, 4, 5)),
-        sample(tensor(4), tensor(2, 4, 5)),
-        sample(tensor(3, 4), tensor(4)),
-        sample(tensor(4), tensor(4)),
+        sample(tensor(2, 3, 4), tensor(4, 5), free="2 3 4 5"),
+        sample(tensor(2, 1, 3, 4), tensor(6, 4, 5), free="2 6 3 4 5"),
+        sample(tensor(3, 4), tensor(2, 6, 4, 5), free="2 6 3 4 5"),
+        sample(tensor(4), tensor(2, 4, 5), free="2 4 5"),
+        sample(tensor(2, 3, 4), tensor(4), free="2 3 4"),
+        sample(tensor(4, 4), tensor(4, 4, seed=1), free="4 4 4"),
+        sample(tensor(2, 1), tensor(1, 3), free="2 3"),
+        sample(tensor(4), tensor(4, seed=1), free="4"),
     ],
 )
 def matmul(step: Step) -> None:
@@ -84,7 +92,16 @@ def matmul(step: Step) -> None:
 
 
 @axis_rule(
-    "mm.default", "bmm.default", family=FAMILY, samples=lambda: [sample(tensor(3, 4), tensor(4, 5))]
+    "mm.default",
+    "bmm.default",
+    family=FAMILY,
+    samples={
+        "mm.default": lambda: [
+            sample(tensor(3, 4), tensor(4, 5), free="3 4 5"),
+            sample(tensor(3, 1), tensor(1, 5), free="3 5"),
+        ],
+        "bmm.default": lambda: [sample(tensor(2, 3, 4), tensor(2, 4, 5), free="2 3 4 5")],
+    },
 )
 def mm(step: Step) -> None:
     """(b) m k, (b) k n → (b) m n."""
@@ -92,7 +109,13 @@ def mm(step: Step) -> None:
 
 
 @axis_rule(
-    "mv.default", "dot.default", family=FAMILY, samples=lambda: [sample(tensor(3, 4), tensor(4))]
+    "mv.default",
+    "dot.default",
+    family=FAMILY,
+    samples={
+        "mv.default": lambda: [sample(tensor(3, 4), tensor(4), free="3 4")],
+        "dot.default": lambda: [sample(tensor(4), tensor(4, seed=1), free="4")],
+    },
 )
 def mv(step: Step) -> None:
     """m k, k → m."""
@@ -100,7 +123,10 @@ def mv(step: Step) -> None:
 
 
 @axis_rule(
-    "outer.default", "ger.default", family=FAMILY, samples=lambda: [sample(tensor(3), tensor(4))]
+    "outer.default",
+    "ger.default",
+    family=FAMILY,
+    samples=lambda: [sample(tensor(3), tensor(4), free="3 4")],
 )
 def outer(step: Step) -> None:
     """m, n → m n."""
@@ -112,7 +138,17 @@ def outer(step: Step) -> None:
     "addmm.default",
     "baddbmm.default",
     family=FAMILY,
-    samples=lambda: [sample(tensor(5), tensor(3, 4), tensor(4, 5))],
+    samples={
+        "addmm.default": lambda: [
+            sample(tensor(5), tensor(3, 4), tensor(4, 5), free="3 4 5"),
+            sample(tensor(3, 1), tensor(3, 4), tensor(4, 5), alpha=2, free="3 4 5"),
+            sample(tensor(3, 5), tensor(3, 4), tensor(4, 5), beta=2, free="3 4 5"),
+        ],
+        "baddbmm.default": lambda: [
+            sample(tensor(2, 3, 5), tensor(2, 3, 4), tensor(2, 4, 5), free="2 3 4 5"),
+            sample(tensor(1, 5), tensor(2, 3, 4), tensor(2, 4, 5), beta=2, free="2 3 4 5"),
+        ],
+    },
 )
 def addmm(step: Step) -> None:
     """bias + (b) m k, (b) k n → (b) m n."""
@@ -125,7 +161,8 @@ def addmm(step: Step) -> None:
 @axis_rule(
     "_grouped_mm.default",
     family=FAMILY,
-    samples=list,  # needs bfloat16 and sizes that suit its kernel: proved on Mixtral
+    # Its kernel takes multiples of 16 bytes alone, so a sample could not be cut anywhere.
+    proved_by="tests/structure/test_rules.py: test_rows_times_the_matrices_of_their_experts",
 )
 def grouped_mm(step: Step) -> None:
     """t k, e k n → t n: each row is multiplied by the matrix of its expert."""
@@ -150,22 +187,52 @@ def grouped_mm(step: Step) -> None:
     "einsum.default",
     family=FAMILY,
     samples=lambda: [
-        sample("bhqd,bhkd->bhqk", [tensor(2, 3, 4, 5), tensor(2, 3, 6, 5)]),
-        sample("...i,oi", [tensor(2, 3, 4), tensor(5, 4)]),
-        sample("ab,bc,cd->ad", [tensor(2, 3), tensor(3, 4), tensor(4, 5)]),
-        sample("ij->ji", [tensor(2, 3)]),
+        sample("bhqd,bhkd->bhqk", [tensor(2, 3, 4, 5), tensor(2, 3, 6, 5)], free="2 3 4 5 6"),
+        sample("...i,oi", [tensor(2, 3, 4), tensor(5, 4)], free="2 3 4 5"),
+        sample("...i,...i->...", [tensor(2, 3, 4), tensor(3, 4)], free="2 3 4"),
+        sample("ab,bc,cd->ad", [tensor(2, 3), tensor(3, 4), tensor(4, 5)], free="2 3 4 5"),
+        sample(
+            "ab,bc,cd->ad",
+            [tensor(2, 3), tensor(3, 4), tensor(4, 5)],
+            path=[1, 2, 0, 1],
+            free="2 3 4 5",
+        ),
+        sample("ki,kj->j", [tensor(3, 2), tensor(3, 4)], free="2 3 4"),
+        sample("bi, bj -> bij", [tensor(2, 3), tensor(2, 4)], free="2 3 4"),
+        sample("ij->ji", [tensor(2, 3)], free="2 3"),
+        sample("ij->i", [tensor(2, 3)], free="2 3"),
+        sample("ii->i", [tensor(3, 3)], free="refused"),
     ],
 )
 def einsum(step: Step) -> None:
-    """As its letters say."""
-    equation, values, *_ = step.args
+    """As its letters say; of more than two operands, two at a time."""
+    equation, values, path = step.args
     inputs, result = _letters(equation.replace(" ", ""), [value.ndim for value in values])
     if any(len(set(letters)) < len(letters) for letters in [*inputs, result]):
         raise Declined("a letter stands twice in one operand: a diagonal")
     operands = list(zip(values, inputs, strict=True))
     _summed(step, operands, result, None)
-    if len(values) == 1:
-        step.facts.costs.clear()  # a sum, no product
+    sizes = {
+        letter: step.axes(value)[dim]
+        for value, letters in operands
+        for dim, letter in enumerate(letters)
+        if value.shape[dim] != 1
+    }
+    products = _pairwise(inputs, result, path)
+    step.facts.costs = [tuple(sizes[x] for x in pair if x in sizes) for pair in products]
+
+
+def _pairwise(inputs: list[str], result: str, path: list[int] | None) -> list[list[str]]:
+    """The letters of each product of two, in torch's order; a letter that only one of them has is summed before."""
+    left, products = list(inputs), list[list[str]]()
+    pairs = iter(path or ())
+    while len(left) > 1:
+        i, j = sorted((next(pairs), next(pairs))) if path else (0, 1)
+        b, a = left.pop(j), left.pop(i)
+        needed = set(result).union(*left)
+        products.append([x for x in sorted({*a, *b}) if x in needed or (x in a and x in b)])
+        left.insert(len(left) if path else 0, "".join(x for x in products[-1] if x in needed))
+    return products
 
 
 def _letters(equation: str, ndims: list[int]) -> tuple[list[str], str]:
@@ -189,21 +256,26 @@ def _letters(equation: str, ndims: list[int]) -> tuple[list[str], str]:
     return filled, right.replace("...", dots)
 
 
-def _conv_samples() -> list[Sample]:
-    x = tensor(2, 4, 7, 7)
+def _conv_samples(space: int, same: Any, more: Any) -> list[Sample]:
+    """Plain, in groups, depthwise, one channel to two, without a batch; `same` and `more` are paddings."""
+    x, kernel, one = tensor(2, 4, *[5, 4, 3][:space]), [3, 1, 3][:space], [1] * space
     return [
-        sample(x, tensor(6, 4, 3, 3), tensor(6), [2, 2], [1, 1]),
-        sample(x, tensor(6, 2, 3, 3), None, [1, 1], [0, 0], [1, 1], 2),
-        sample(x, tensor(4, 1, 3, 3), tensor(4), [1, 1], [1, 1], [1, 1], 4),
-        sample(x, tensor(8, 1, 3, 3), tensor(8), [1, 1], [1, 1], [1, 1], 4),
-        sample(tensor(4, 7, 7), tensor(6, 4, 3, 3)),
+        sample(x, tensor(6, 4, *kernel), tensor(6), one, more, free="2 4 6"),
+        sample(x, tensor(6, 2, *kernel), None, one, same, one, 2, free="2 2 2 3"),
+        sample(x, tensor(4, 1, *kernel), tensor(4), one, same, one, 4, free="2 4"),
+        sample(x, tensor(8, 1, *kernel), tensor(8), one, same, one, 4, free="2 4 2"),
+        sample(x, tensor(4, 4, *kernel), tensor(4), one, same, one, free="2 4 4"),
+        sample(x[0], tensor(6, 4, *kernel), free="4 6"),
     ]
 
 
 @axis_rule(
     *(f"conv{n}d.{overload}" for n in (1, 2, 3) for overload in ("default", "padding")),
     family=FAMILY,
-    samples=_conv_samples,
+    samples={
+        **{f"conv{n}d.default": partial(_conv_samples, n, [0] * n, [2] * n) for n in (1, 2, 3)},
+        **{f"conv{n}d.padding": partial(_conv_samples, n, "same", "valid") for n in (1, 2, 3)},
+    },
 )
 def conv(step: Step) -> None:
     """n (g i) s, (g o) i k, (g o) → n (g o) s'."""
@@ -217,20 +289,25 @@ def conv(step: Step) -> None:
     step.role(weight, 1, "consumer")
 
 
-def _transposed_samples() -> list[Sample]:
-    x = tensor(2, 4, 5, 5)
+def _transposed_samples(space: int) -> list[Sample]:
+    x, kernel = tensor(2, 4, *[5, 4, 3][:space]), [3, 1, 3][:space]
+    none, one, two = [0] * space, [1] * space, [2] * space
     return [
-        sample(x, tensor(4, 6, 2, 2), tensor(6), [2, 2]),
-        sample(x, tensor(4, 3, 2, 2), None, [2, 2], [0, 0], [0, 0], 2),
+        sample(x, tensor(4, 6, *kernel), tensor(6), two, free="2 4 6"),
+        sample(x, tensor(4, 3, *kernel), None, two, none, one, 2, free="2 2 2 3"),
+        sample(x, tensor(4, 1, *kernel), tensor(4), one, none, none, 4, free="2 4"),
+        sample(x, tensor(4, 2, *kernel), tensor(8), one, none, none, 4, free="2 4 2"),
+        sample(x[0], tensor(4, 6, *kernel), free="4 6"),
     ]
 
 
+TRANSPOSED = {f"conv_transpose{n}d.{'default' if n == 1 else 'input'}": n for n in (1, 2, 3)}
+
+
 @axis_rule(
-    "conv_transpose1d.default",
-    "conv_transpose2d.input",
-    "conv_transpose3d.input",
+    *TRANSPOSED,
     family=FAMILY,
-    samples=_transposed_samples,
+    samples={name: partial(_transposed_samples, n) for name, n in TRANSPOSED.items()},
 )
 def conv_transpose(step: Step) -> None:
     """n (g i) s, (g i) o k, (g o) → n (g o) s'."""
@@ -270,34 +347,39 @@ def _convolve(
     step.cost(*batch, result, inner, *kernel, *into)
     step.kind(result, "channel")
     weight_dim = 1 if step.call.name[4] == "_" else 0
-    through_x = Through(x, tuple([*range(channel + 1), *[None] * space]))
-    through_weight = Through(weight, tuple([*[None] * channel, weight_dim, *[None] * space]))
+    through_x = Through(x, (*range(channel + 1), *[None] * space))
+    through_weight = Through(weight, (*[None] * channel, weight_dim, *[None] * space))
     flow: Flow = AnyOf((through_weight, through_x))
     if bias is not None:
-        flow = AllOf((flow, Through(bias, tuple([*[None] * channel, 0, *[None] * space]))))
+        flow = AllOf((flow, Through(bias, (*[None] * channel, 0, *[None] * space))))
     step.out([*batch, result, *positions], flow)
 
 
 def _attention_samples() -> list[Sample]:
     q, k, v = tensor(2, 4, 3, 6), tensor(2, 4, 5, 6), tensor(2, 4, 5, 7)
-    few = tensor(2, 2, 5, 6)
+    few, heads = tensor(2, 2, 5, 6), tensor(2, 2, 5, 7)
     return [
-        sample(q, k, v),
-        sample(q, k, v, tensor(4, 3, 5)),
-        sample(q, few, tensor(2, 2, 5, 7), enable_gqa=True),
-        sample(q[0], k[0], v[0], scale=0.3),
+        sample(q, k, v, free="2 4 3 6 7"),
+        sample(q, k, v, tensor(4, 3, 5), free="2 4 3 6 7"),
+        sample(q, k, v, tensor(2, 1, 1, 5) > 0.1, free="2 4 3 6 7"),
+        sample(q, k, v, None, 0.0, True, free="2 4 6 7"),
+        sample(q, few, heads, enable_gqa=True, free="2 2 2 3 6 7"),
+        sample(q[0], k[0], v[0], scale=0.3, free="4 3 6 7"),
+        sample(q[0, 0], k[0, 0], v[0, 0], free="3 6 7"),
     ]
 
 
 @axis_rule("scaled_dot_product_attention.default", family=FAMILY, samples=_attention_samples)
 def attention(step: Step) -> None:
     """… h q e, … h k e, … h k v → … h q v; with GQA the keys and values have h / r heads."""
-    q, k, v, mask, _dropout, _causal, scale, gqa = step.args
+    q, k, v, mask, _dropout, causal, scale, gqa = step.args
     batch = _attention_batch(step, q, k, v, gqa=gqa)
     (queries, e), (keys, f) = step.axes(q)[-2:], step.axes(k)[-2:]
     step.equal(e, f)
     step.equal(keys, step.axes(v)[-2])
     step.pin(keys, "softmax runs over the keys")
+    if causal:
+        step.pin(queries, "which keys a query sees depends on its place", quiet=True)
     if mask is not None:
         for expr, own in zip([*batch, queries, keys][-mask.ndim :], step.axes(mask), strict=True):
             if algebra.size_of(own) != 1:
@@ -348,7 +430,10 @@ def broadcast_pair(step: Step, q: Value, k: Value) -> list[Expr]:
 @axis_rule(
     "bilinear.default",
     family=FAMILY,
-    samples=lambda: [sample(tensor(2, 3), tensor(2, 4), tensor(5, 3, 4), tensor(5))],
+    samples=lambda: [
+        sample(tensor(2, 3), tensor(2, 4), tensor(5, 3, 4), tensor(5), free="2 3 4 5"),
+        sample(tensor(2, 6, 3), tensor(2, 6, 4), tensor(5, 3, 4), None, free="2 6 3 4 5"),
+    ],
 )
 def bilinear(step: Step) -> None:
     """… i, … j, o i j, o → … o."""

@@ -37,7 +37,7 @@ aten = torch.ops.aten
         "positive.default",
         "resolve_conj.default",
     ),
-    *("resolve_neg.default", "_conj.default", "conj.default", "zeros_like.default"),
+    *("resolve_neg.default", "_conj.default", "conj.default"),
     family=FAMILY,
     samples=list,
 )
@@ -295,7 +295,7 @@ def repeat_interleave(step: Step) -> None:
     step.out(axes, through(x))
 
 
-def pieces(step: Step, expr: Expr, sizes: list[int]) -> list[Expr]:
+def pieces(expr: Expr, sizes: list[int]) -> list[Expr]:
     """An axis cut into consecutive parts."""
     parts: list[Expr] = []
     rest = expr
@@ -308,7 +308,7 @@ def pieces(step: Step, expr: Expr, sizes: list[int]) -> list[Expr]:
 def _cut_up(step: Step, x: Value, dim: int) -> list[Expr]:
     """State the outputs of a split as consecutive parts of `x`; returns the parts."""
     sizes = [value.shape[dim] for value in step.call.outputs]
-    parts = pieces(step, step.axes(x)[dim], sizes)
+    parts = pieces(step.axes(x)[dim], sizes)
     for part in parts:
         axes = list(step.axes(x))
         axes[dim] = part
@@ -366,7 +366,7 @@ def slice_(step: Step) -> None:
     first = min(max(start + n if (start or 0) < 0 else start or 0, 0), n)
     last = n if end is None else min(max(end + n if end < 0 else end, first), n)
     if stride == 1:
-        before, part, after = pieces(step, axes[dim], [first, last - first, n - last])
+        before, part, after = pieces(axes[dim], [first, last - first, n - last])
         if start:
             step.size("start", sum_of([part, after]) if start < 0 else before, negative=start < 0)
         if end is not None and end <= n:
@@ -389,7 +389,7 @@ def narrow(step: Step) -> None:
     x, dim, start, length = step.args
     n, axes = x.shape[dim], list(step.axes(x))
     start %= n
-    before, part, _ = pieces(step, axes[dim], [start, length, n - start - length])
+    before, part, _ = pieces(axes[dim], [start, length, n - start - length])
     step.size("start", before)
     step.size("length", part)
     axes[dim] = part
@@ -568,7 +568,7 @@ def glu(step: Step) -> None:
     """n := a + a, of which one half is left."""
     x, dim = step.args
     axes, half = list(step.axes(x)), x.shape[dim] // 2
-    a, b = pieces(step, axes[dim], [half, half])
+    a, b = pieces(axes[dim], [half, half])
     step.equal(a, b)
     axes[dim] = algebra.resolve(a)
     step.out(axes, AnyOf((through(x),)))

@@ -30,7 +30,10 @@ _VIEWS = {
 def find_scalings(
     analysis: Analysis, before: Mapping[Axis, int], after: Mapping[Axis, int], whole: Plan
 ) -> tuple[Scaling, ...] | None:
-    """What makes good for cut widths; None where the rows cannot be told. `whole` is the plan from the traced model on."""
+    """What makes good for cut widths; None where the rows cannot be told.
+
+    `whole` is the plan from the traced model on.
+    """
     makers = {value: call for call in analysis.program.calls for value in call.outputs}
     users: dict[Value, list[Call]] = {}
     for call in analysis.program.calls:

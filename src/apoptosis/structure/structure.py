@@ -1,126 +1,28 @@
-"""`trace`: a model's structure, and everything that can be asked of it without running the model again."""
+"""What is known of a network's structure, and everything that can be asked of it without running it again."""
 
 import hashlib
-import inspect
-import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
 from math import prod
-from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from apoptosis.errors import ConfigError, PlanMismatchError, TraceError
-from apoptosis.structure.analysis import Analysis, analyse
-from apoptosis.structure.attributes import Attribute, leaves, traced_attributes
+from apoptosis.errors import ConfigError, PlanMismatchError
 from apoptosis.structure.axes import Axis, Indices, kept_indices, size_of
-from apoptosis.structure.delivery import DIVIDES_BY_WIDTH, Unsolvable, confirm, solve_attributes
-from apoptosis.structure.groups import (
-    Group,
-    PinnedAxis,
-    Tie,
-    find_groups,
-    find_pinned,
-    find_ties,
-)
+from apoptosis.structure.delivery import deliver
+from apoptosis.structure.groups import Group, PinnedAxis, Tie
 from apoptosis.structure.kinds import KINDS
+from apoptosis.structure.multihead import AttentionShape, attention_shapes
+from apoptosis.structure.network import Network
 from apoptosis.structure.plan import Plan, TensorCut
-from apoptosis.structure.recording import OWN_FOLDERS, Example, model_tensors, record
-from apoptosis.structure.rewriting import CutProgram, why_not_a_program
-from apoptosis.structure.scaling import find_scalings
-from apoptosis.structure.surgery import AnyModel, check_fits, copy_with, cut_module, cut_tensors
+from apoptosis.structure.rewriting import CutProgram, write_program
+from apoptosis.structure.surgery import cut_module
 
-__all__ = ["Structure", "cut", "trace"]
-
-
-def trace(model: nn.Module, example_inputs: Any) -> "Structure":
-    """Run a model once and solve its axes.
-
-    Args:
-        model: any module; it is not changed, and runs in eval mode without gradients.
-        example_inputs: what to call it with: a tensor, a tuple of positional or a dict of keyword arguments. Tensors may
-            be on the meta device if the model is.
-
-    Returns:
-        The structure: groups of units that are cut together, pinned axes with reasons, costs of any plan.
-
-    Raises:
-        TraceError: the model does not run on these inputs.
-        ModelError: the model cannot be copied.
-
-    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3))
-    >>> structure = trace(net, torch.zeros(1, 3, 8, 8))
-    >>> [(group.name, group.kind, group.size) for group in structure.groups]
-    [('0', 'channel', 8)]
-    >>> plan = structure.plan({"0": [0, 2, 5]})
-    >>> structure.macs(), structure.macs(plan)
-    (12384, 4644)
-    >>> cut(net, plan)[3]
-    Conv2d(3, 4, kernel_size=(3, 3), stride=(1, 1))
-    """
-    example = Example.of(example_inputs)
-    shadow = copy_with(model, _shared(model))
-    try:
-        with traced_attributes(shadow):
-            program = record(shadow, example)
-    except Exception as error:
-        raise TraceError(_why_it_failed(model, example, error)) from error
-    analysis = analyse(program)
-    groups = [g for g in find_groups(analysis) if _has_parameter(g, model)]
-    run = _Run(analysis, example, inspect.signature(model.forward), model)
-    return Structure(
-        groups=tuple(groups),
-        ties=tuple(find_ties(analysis, groups)),
-        pinned=tuple(find_pinned(analysis)),
-        shapes={name: tuple(t.shape) for name, t in model.state_dict(keep_vars=True).items()},
-        _run=run,
-        _sizes={},
-        _skeleton=copy_with(model, {id(t): _meta(t) for t in model_tensors(model).values()}),
-        _attributes=_attribute_values(analysis, model),
-    )
-
-
-def cut(model: AnyModel, plan: Plan, *, example_inputs: Any = None) -> AnyModel | CutProgram:
-    """A new, smaller model; the given one is untouched.
-
-    A plan says how the network is delivered: as the model's own class, or as a rewritten program. A program is made
-    from the trace; a plan that was read from JSON has none, and needs `example_inputs` to trace again.
-    """
-    held = check_fits(model, plan)
-    if plan.delivery == "module":
-        return cut_module(model, plan)
-    source = plan.source
-    if source is None:
-        if example_inputs is None:
-            raise PlanMismatchError(
-                "This plan is delivered as a rewritten program, and was read from a file. Pass `example_inputs` to `cut`, so "
-                "that the model can be traced again."
-            )
-        source = trace(model, example_inputs)
-    return source.program(model, plan, cut_tensors(held, plan))
-
-
-@dataclass(frozen=True, eq=False)
-class _Run:
-    """What one run of the model left behind."""
-
-    analysis: Analysis
-    example: Example
-    signature: inspect.Signature
-    model: nn.Module
-
-    @cached_property
-    def meta_example(self) -> Example:
-        return self.example.map(_meta)
-
-    @property
-    def is_meta(self) -> bool:
-        return any(p.device.type == "meta" for p in self.model.parameters())
+__all__ = ["Structure"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,18 +37,12 @@ class Structure:
     """What stays whole, and why."""
     shapes: dict[str, tuple[int, ...]] = field(repr=False)
     """Of every parameter and buffer."""
-    _run: _Run = field(repr=False)
-    _sizes: dict[Axis, int] = field(repr=False)
-    _skeleton: nn.Module | None = field(repr=False)
-    _attributes: dict[Attribute, int] = field(repr=False)
-    _applied: Plan | None = field(repr=False, default=None)
-    """What led here from the traced model."""
+    _network: Network = field(repr=False)
 
     @cached_property
     def fingerprint(self) -> str:
         """Names a network of these tensors and shapes."""
-        text = ";".join(f"{name}:{shape}" for name, shape in sorted(self.shapes.items()))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return _fingerprint(self.shapes)
 
     def __getitem__(self, name: str) -> Group:
         """The group of that name."""
@@ -166,6 +62,9 @@ class Structure:
         """Groups by kind and by patterns of their names (`layer1.*`, `!*.downsample*` to leave out).
 
         Inexact groups are left out unless `inexact` is true, or `kinds` names their kind.
+
+        Raises:
+            ConfigError: an unknown kind, or nothing is chosen.
         """
         unknown = [kind for kind in kinds or () if kind not in KINDS]
         if unknown:
@@ -191,14 +90,14 @@ class Structure:
         sizes = self._sizes_after(plan)
         return sum(
             prod(size_of(expr, sizes) for expr in cost)
-            for facts in self._run.analysis.facts.values()
+            for facts in self._network.run.analysis.facts.values()
             for cost in facts.costs
         )
 
     def params(self, plan: Plan | None = None) -> int:
         """Number of parameters, tied ones once, after `plan` if given."""
         sizes = self._sizes_after(plan)
-        analysis = self._run.analysis
+        analysis = self._network.run.analysis
         total = 0
         for value in dict.fromkeys(analysis.program.tensors.values()):
             if value.names[0] in self._parameters:
@@ -210,84 +109,67 @@ class Structure:
 
         The model's own code is tried at the new sizes. If it cannot run them, the plan is delivered as a program, and
         says why.
+
+        Raises:
+            ConfigError: nothing would be removed.
+            PlanMismatchError: unknown groups or units, a group that would empty, or a cut that cannot be delivered.
         """
         units = {name: self._checked(name, own) for name, own in kept.items()}
         units = {name: own for name, own in units.items() if len(own) < self[name].size}
         if not units:
             raise ConfigError(f"The plan removes nothing. {self._what_there_is()}")
         axes = {self[name].axis: own for name, own in units.items()}
-        after = self._sizes | {axis: len(own) for axis, own in axes.items()}
+        after = self._network.sizes | {axis: len(own) for axis, own in axes.items()}
         tensors = self._cut_tensors(axes)
-        shapes = self.shapes | {
-            n: t.new_shape for t in tensors for n in t.names if n in self.shapes
-        }
         plan = Plan(
             kept=units,
             sizes={group.name: group.size for group in self.groups},
             tensors=tensors,
             attributes=(),
             scalings=(),
+            attentions=self._attentions(units, tensors),
             delivery="module",
             delivery_because="",
             fingerprint=self.fingerprint,
-            fingerprint_after=replace(self, shapes=shapes).fingerprint,
+            fingerprint_after=_fingerprint(_shapes_after(self.shapes, tensors)),
             source=self,
         )
-        return self._delivered(plan, after)
+        exact = all(self[name].exact for name in units)
+        return deliver(plan, self._network, after, exact=exact)
 
     def after(self, plan: Plan) -> "Structure":
         """The structure of the cut network: sizes shrink, indices are numbered anew; nothing is traced again."""
-        sizes = self._sizes_after(plan)
-        skeleton = None
-        if plan.delivery == "module" and self._skeleton is not None:
-            skeleton = cut_module(self._skeleton, plan)
+        sizes, network = self._sizes_after(plan), self._network
+        skeleton = network.skeleton if plan.delivery == "module" else None
         counts = plan.counts()
-        shapes = self.shapes | {
-            n: t.new_shape for t in plan.tensors for n in t.names if n in self.shapes
-        }
-        groups = tuple(
-            replace(g, size=counts[g.name][0] if g.name in counts else g.size, sizes=sizes)
-            for g in self.groups
-        )
-        changed = {change.attribute: change.new for change in plan.attributes}
         return replace(
             self,
-            groups=groups,
-            shapes=shapes,
-            _sizes=sizes,
-            _skeleton=skeleton,
-            _attributes=self._attributes | changed,
-            _applied=self._since_trace(plan),
+            groups=tuple(
+                replace(g, size=counts[g.name][0] if g.name in counts else g.size, sizes=sizes)
+                for g in self.groups
+            ),
+            shapes=_shapes_after(self.shapes, plan.tensors),
+            _network=Network(
+                network.run,
+                sizes,
+                network.attributes | {change.attribute: change.new for change in plan.attributes},
+                None if skeleton is None else cut_module(skeleton, plan),
+                network.whole(plan),
+            ),
         )
 
-    def program(self, model: nn.Module, plan: Plan, cut: dict[int, Tensor]) -> CutProgram:
-        """The rewritten program of a plan, with the tensors of `model` that `cut` does not replace copied."""
-        if reason := why_not_a_program(self._run.analysis):
-            raise PlanMismatchError(
-                f"The model's own code cannot run this plan ({plan.delivery_because}), and it cannot be written as a program "
-                f"either: {reason}. Leave out the groups this concerns."
-            )
-        made: dict[int, Tensor] = dict(cut)
-        tensors: dict[str, Tensor] = {}
-        persistent = model.state_dict(keep_vars=True)
-        for name, tensor in model_tensors(model).items():
-            if id(tensor) not in made:
-                new = tensor.detach().clone()
-                made[id(tensor)] = (
-                    nn.Parameter(new, tensor.requires_grad)
-                    if isinstance(tensor, nn.Parameter)
-                    else new
-                )
-            tensors[name] = made[id(tensor)]
-        sizes = self._sizes_after(plan)
-        return CutProgram(
-            self._run.analysis,
-            sizes,
-            tensors,
-            self._run.signature,
-            self._run.example,
-            set(persistent),
-        ).train(model.training)
+    def program(self, model: nn.Module, plan: Plan) -> CutProgram:
+        """The rewritten program of a plan, whatever the plan says about delivery; `cut` calls this."""
+        return write_program(self._network.run, self._sizes_after(plan), model, plan)
+
+    def _attentions(
+        self, units: dict[str, Indices], tensors: tuple[TensorCut, ...]
+    ) -> tuple[AttentionShape, ...]:
+        if self._network.skeleton is None:
+            return ()
+        counts = {name: len(own) for name, own in units.items()}
+        touched = {name for cut in tensors for name in cut.names}
+        return attention_shapes(self._network.skeleton, self.groups, counts, touched)
 
     @cached_property
     def _by_name(self) -> dict[str, Group]:
@@ -295,27 +177,29 @@ class Structure:
 
     @cached_property
     def _parameters(self) -> set[str]:
-        return {name for name, _ in self._run.model.named_parameters(remove_duplicate=False)}
+        return {
+            name for name, _ in self._network.run.model.named_parameters(remove_duplicate=False)
+        }
 
     def _sizes_after(self, plan: Plan | None) -> dict[Axis, int]:
         if plan is None:
-            return self._sizes
+            return self._network.sizes
         if plan.fingerprint != self.fingerprint:
             raise PlanMismatchError(
-                f"The plan was made for another network (fingerprint {plan.fingerprint}, this one is {self.fingerprint}). "
-                "After a cut, use `structure.after(plan)`; for another model, trace it."
+                f"The plan was made for another network (fingerprint {plan.fingerprint}, this one is "
+                f"{self.fingerprint}). After a cut, use `structure.after(plan)`; for another model, trace it."
             )
-        return self._sizes | {self[name].axis: len(own) for name, own in plan.kept.items()}
+        return self._network.sizes | {self[name].axis: len(own) for name, own in plan.kept.items()}
 
     def _cut_tensors(self, axes: Mapping[Axis, Indices]) -> tuple[TensorCut, ...]:
-        analysis = self._run.analysis
+        analysis = self._network.run.analysis
         cuts: list[TensorCut] = []
         for value in analysis.tensors():
             exprs = analysis.axes[value]
             touched = [d for d, e in enumerate(exprs) if any(axis in axes for axis in e.axes())]
             if touched:
-                kept = {dim: kept_indices(exprs[dim], axes, self._sizes) for dim in touched}
-                shape = tuple(size_of(expr, self._sizes) for expr in exprs)
+                kept = {dim: kept_indices(exprs[dim], axes, self._network.sizes) for dim in touched}
+                shape = tuple(size_of(expr, self._network.sizes) for expr in exprs)
                 cuts.append(TensorCut(value.names, shape, kept))
         return tuple(cuts)
 
@@ -341,46 +225,11 @@ class Structure:
                 else ": `squeeze()` without a dimension would drop the axis"
             )
             raise PlanMismatchError(
-                f"Group {name!r} would keep {len(found)} of {group.size} units; at least {group.smallest} must stay{because}. "
-                "An empty layer passes nothing on: to remove it, take the block that contains it out of the model."
+                f"Group {name!r} would keep {len(found)} of {group.size} units; at least {group.smallest} must "
+                f"stay{because}. An empty layer passes nothing on: to remove it, take the block that contains it "
+                "out of the model."
             )
         return found
-
-    def _delivered(self, plan: Plan, sizes: dict[Axis, int]) -> Plan:
-        """The plan with its attributes, and how it can be delivered."""
-        analysis = self._run.analysis
-        if self._skeleton is None:
-            return replace(
-                plan, delivery="program", delivery_because="an earlier cut was delivered so"
-            )
-        try:
-            plan = replace(plan, attributes=solve_attributes(analysis, sizes, self._attributes))
-        except Unsolvable as reason:
-            return replace(plan, delivery="program", delivery_because=str(reason))
-        because = self._why_not_as_module(plan, sizes)
-        if because == DIVIDES_BY_WIDTH:
-            scalings = find_scalings(analysis, self._sizes, sizes, self._since_trace(plan))
-            if scalings is not None:
-                plan = replace(plan, scalings=scalings)
-                because = self._why_not_as_module(plan, sizes)
-        if because:
-            return replace(
-                plan, attributes=(), scalings=(), delivery="program", delivery_because=because
-            )
-        return plan
-
-    def _why_not_as_module(self, plan: Plan, sizes: dict[Axis, int]) -> str:
-        """Run the cut module, first without data, then, where that fails or differs, with the example."""
-        assert self._skeleton is not None, "asked only while there is one"
-        analysis, run = self._run.analysis, self._run
-        because = confirm(self._skeleton, run.meta_example, plan, analysis, sizes)
-        if because and because != DIVIDES_BY_WIDTH and not run.is_meta:
-            whole = self._since_trace(plan)
-            because = confirm(run.model, run.example, whole, analysis, sizes)
-        return because
-
-    def _since_trace(self, plan: Plan) -> Plan:
-        return plan if self._applied is None else self._applied.then(plan)
 
     def _what_there_is(self) -> str:
         if self.groups:
@@ -390,50 +239,15 @@ class Structure:
         return f"Nothing in this model can shrink. {'; '.join(reasons)}."
 
 
-def _shared(model: nn.Module) -> dict[int, Tensor]:
-    """Parameters stand for themselves in the copy that is run; buffers, which a run may change, are copied."""
-    return {id(p): p for p in model.parameters()}
+def _shapes_after(
+    shapes: dict[str, tuple[int, ...]], cuts: tuple[TensorCut, ...]
+) -> dict[str, tuple[int, ...]]:
+    return shapes | {name: cut.new_shape for cut in cuts for name in cut.names if name in shapes}
 
 
-def _meta(tensor: Tensor) -> Tensor:
-    new = torch.empty_like(tensor, device="meta")
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(new, tensor.requires_grad)
-    return new.detach()
-
-
-def _has_parameter(group: Group, model: nn.Module) -> bool:
-    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    return any(tensor in names for tensor, *_ in group.places)
-
-
-def _attribute_values(analysis: Analysis, model: nn.Module) -> dict[Attribute, int]:
-    modules = dict(model.named_modules())
-    found: dict[Attribute, int] = {}
-    for call in analysis.program.calls:
-        for origin in call.taints.values():
-            for where in leaves(origin):
-                held = getattr(modules[where.module], where.name)
-                found[where] = held if where.place is None else held[where.place]
-    return found
-
-
-def _why_it_failed(model: nn.Module, example: Example, error: Exception) -> str:
-    shapes = ", ".join(str(tuple(t.shape)) for t in example.tensors()) or "no tensors"
-    lines = str(error).strip().splitlines()
-    where = _line_of(error)
-    return (
-        f"{type(model).__name__} did not run on the example inputs ({shapes}): {type(error).__name__}: "
-        f"{lines[0] if lines else ''}{f' At {where}.' if where else ''} Example inputs are what you would call the model with: "
-        "a tensor, a tuple of arguments, or a dict of keyword arguments, on the model's device."
-    )
-
-
-def _line_of(error: BaseException) -> str:
-    """The innermost line outside torch and this room."""
-    frames = traceback.extract_tb(error.__traceback__)
-    outside = [f for f in frames if not f.filename.startswith(OWN_FOLDERS)]
-    return f"{outside[-1].filename}:{outside[-1].lineno} in {outside[-1].name}" if outside else ""
+def _fingerprint(shapes: dict[str, tuple[int, ...]]) -> str:
+    text = ";".join(f"{name}:{tuple(shape)}" for name, shape in sorted(shapes.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:

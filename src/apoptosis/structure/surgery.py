@@ -10,12 +10,23 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.nn.utils.weight_norm import WeightNorm
 
 from apoptosis.errors import ModelError, PlanMismatchError
+from apoptosis.structure.multihead import CutAttention
 from apoptosis.structure.plan import Plan, TensorCut
 from apoptosis.structure.recording import model_tensors
 
-__all__ = ["copy_with", "cut_module", "cut_optimizer", "cut_tensors", "zero"]
+__all__ = [
+    "check_fits",
+    "copy_with",
+    "cut_module",
+    "cut_optimizer",
+    "cut_tensors",
+    "like",
+    "zero",
+]
 
 AnyModel = TypeVar("AnyModel", bound=nn.Module)
 
@@ -25,19 +36,37 @@ def zero(model: AnyModel, plan: Plan) -> AnyModel:
 
     In eval mode it gives what the cut model gives, for every group that is exact.
     """
-    held = check_fits(model, plan)
+    held, directions = check_fits(model, plan), _directions(model)
     made: dict[int, Tensor] = {}
     for cut in plan.tensors:
         tensor = held[cut.names[0]]
         new = tensor.detach().clone()
         if tensor.is_floating_point() or tensor.is_complex():
             for dim, kept in cut.kept.items():
+                if directions.get(id(tensor)) == dim:
+                    continue
                 gone = torch.ones(tensor.shape[dim], dtype=torch.bool, device=tensor.device)
                 gone[torch.as_tensor(kept, device=tensor.device)] = False
                 shape = [-1 if d == dim else 1 for d in range(tensor.ndim)]
                 new.masked_fill_(gone.view(shape), 0)
-        made[id(tensor)] = _like(new, tensor)
+        made[id(tensor)] = like(new, tensor)
     return copy_with(model, made)
+
+
+def _directions(model: nn.Module) -> dict[int, int]:
+    """Weights that `weight_norm` divides by their length, and the dimension along which each entry has its own.
+
+    A length of zero removes the unit; a direction of zero would be 0/0.
+    """
+    found: dict[int, int] = {}
+    for module in model.modules():
+        for chain in getattr(module, "parametrizations", {}).values():
+            if isinstance(chain[0], parametrizations._WeightNorm):
+                found[id(chain.original1)] = chain[0].dim
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, WeightNorm):
+                found[id(getattr(module, f"{hook.name}_v"))] = hook.dim
+    return found
 
 
 def cut_module(model: AnyModel, plan: Plan) -> AnyModel:
@@ -55,6 +84,8 @@ def cut_module(model: AnyModel, plan: Plan) -> AnyModel:
         setattr(module, where.name, value)
     for module in small.modules():
         refresh_sizes(module)
+    for shape in plan.attentions:
+        CutAttention.become_(modules[shape.module], shape)  # type: ignore[arg-type]
     return small
 
 
@@ -66,10 +97,10 @@ def cut_tensors(held: dict[str, Tensor], plan: Plan) -> dict[int, Tensor]:
         new = tensor.detach()
         for dim, kept in cut.kept.items():
             new = new.index_select(dim, torch.as_tensor(kept, device=tensor.device))
-        made[id(tensor)] = _like(new, tensor)
+        made[id(tensor)] = like(new, tensor)
     for scaling in plan.scalings:
         tensor = held[scaling.names[0]]
-        new = made.setdefault(id(tensor), _like(tensor.detach().clone(), tensor))
+        new = made.setdefault(id(tensor), like(tensor.detach().clone(), tensor))
         with torch.no_grad():
             new[torch.as_tensor(scaling.rows, device=new.device)] *= scaling.factor
     return made
@@ -82,6 +113,9 @@ def cut_optimizer(
 
     State of a parameter's own shape (momentum, Adam's moments) is sliced as the parameter; factored state (rows or
     columns, with 1 for the rest) in the dimensions it has; counters are copied.
+
+    Raises:
+        PlanMismatchError: the optimiser is for another model, or its state cannot be cut along.
     """
     held, new = check_fits(model, plan), model_tensors(small)
     cuts = {id(held[cut.names[0]]): cut for cut in plan.tensors}
@@ -90,8 +124,8 @@ def cut_optimizer(
     strangers = [tuple(p.shape) for p in given if id(p) not in known]
     if strangers:
         raise PlanMismatchError(
-            f"The optimiser trains {len(strangers)} tensors that are not the model's, the first of shape {strangers[0]}. "
-            "Pass the model it was made for, before the cut."
+            f"The optimiser trains {len(strangers)} tensors that are not the model's, the first of shape "
+            f"{strangers[0]}. Pass the model it was made for, before the cut."
         )
     memo: dict[int, Any] = {id(p): new[known[id(p)]] for p in given}
     made = copy.deepcopy(optimizer, memo)
@@ -149,15 +183,15 @@ def check_fits(model: nn.Module, plan: Plan) -> dict[str, Tensor]:
         missing = [name for name in cut.names if name not in held]
         if missing:
             raise PlanMismatchError(
-                f"The plan cuts {missing[0]!r}, which {type(model).__name__} does not have. The plan was made for another model; "
-                "make one with `trace(model, …).plan(…)`."
+                f"The plan cuts {missing[0]!r}, which {type(model).__name__} does not have. The plan was made for "
+                "another model; make one with `trace(model, …).plan(…)`."
             )
         for name in cut.names:
             _check_shape(tuple(held[name].shape), name, cut)
         if len({id(held[name]) for name in cut.names}) > 1:
             raise PlanMismatchError(
-                f"{' and '.join(cut.names)} were one tensor when the plan was made and are several now. Tie them again, or "
-                "trace the model as it is."
+                f"{' and '.join(cut.names)} were one tensor when the plan was made and are several now. Tie them "
+                "again, or trace the model as it is."
             )
     return held
 
@@ -167,15 +201,16 @@ def _check_shape(found: tuple[int, ...], name: str, cut: TensorCut) -> None:
         return
     if found == cut.new_shape:
         raise PlanMismatchError(
-            f"{name!r} has shape {found} already, which is what the plan makes of {cut.shape}: it has been applied to this model. "
-            "Cut the dense model, or plan anew with `structure.after(plan)`."
+            f"{name!r} has shape {found} already, which is what the plan makes of {cut.shape}: it has been applied "
+            "to this model. Cut the dense model, or plan anew with `structure.after(plan)`."
         )
     raise PlanMismatchError(
-        f"The plan was made for {name!r} of shape {cut.shape}; this model's has {found}. Trace this model and plan anew."
+        f"The plan was made for {name!r} of shape {cut.shape}; this model's has {found}. Trace this model and plan "
+        "anew."
     )
 
 
-def _like(new: Tensor, old: Tensor) -> Tensor:
+def like(new: Tensor, old: Tensor) -> Tensor:
     """A tensor in the role of another: parameter or not, trained or not."""
     if isinstance(old, nn.Parameter):
         return nn.Parameter(new, requires_grad=old.requires_grad)
@@ -183,12 +218,12 @@ def _like(new: Tensor, old: Tensor) -> Tensor:
 
 
 def refresh_sizes(module: nn.Module) -> None:
-    """Let torch's own modules say what their tensors are: attributes that their forward does not read."""
+    """Let torch's own modules say what their tensors are: attributes that no operation of their forward reads."""
     for kind, sizes in _SIZES.items():
         if isinstance(module, kind):
             for name, read in sizes.items():
                 setattr(module, name, read(module))
-            return
+            break
     if isinstance(module, nn.RNNBase):
         module.flatten_parameters()
 
@@ -227,4 +262,6 @@ _SIZES: dict[type[nn.Module], dict[str, Callable[[Any], int]]] = {
     },
     nn.modules.batchnorm._NormBase: {"num_features": _num_features},
     nn.GroupNorm: {"num_channels": lambda m: m.weight.shape[0] if m.affine else m.num_channels},
+    nn.RNNBase: {"input_size": lambda m: m.weight_ih_l0.shape[1]},
+    nn.RNNCellBase: {"input_size": lambda m: m.weight_ih.shape[1]},
 }

@@ -10,6 +10,7 @@ So one pass over the calls keeps, for each value, the pairs (dimension, axis) su
 place along that dimension belongs to a removed unit of that axis. Tensors of the model are, by definition of the twin.
 """
 
+from collections.abc import Iterator
 from typing import TypeAlias
 
 from apoptosis.structure.analysis import Analysis
@@ -18,8 +19,9 @@ from apoptosis.structure.program import Value
 from apoptosis.structure.rules import (
     AllOf,
     AnyOf,
-    Everywhere,
     Divided,
+    Everywhere,
+    Facts,
     Flow,
     Joined,
     Moved,
@@ -40,14 +42,9 @@ def inexact_axes(analysis: Analysis) -> dict[Axis, str]:
             zeros[value] = _pairs(analysis.axes[value])
     for call in analysis.program.calls:
         facts = analysis.facts[call]
-        where = f"in {call.name} of {call.module}" if call.module else f"in {call.name}"
-        for expr, why in facts.statistics:
-            for axis in _free(expr):
-                inexact.setdefault(axis, f"{why} {where}")
-        for expr, operands in facts.contractions:
-            for axis in _free(expr):
-                if not any((dim, axis) in zeros.get(v, frozenset()) for v, dim in operands):
-                    inexact.setdefault(axis, f"a sum runs over what is not zero there, {where}")
+        for axis, why in _spoilt_by(facts, zeros):
+            where = f"in {call.name} of {call.module}" if call.module else f"in {call.name}"
+            inexact.setdefault(axis, f"{why} {where}")
         made = [
             flow_zeros(flow, axes, zeros, analysis.axes)
             for flow, axes in zip(facts.flows, facts.axes, strict=True)
@@ -61,6 +58,17 @@ def inexact_axes(analysis: Analysis) -> dict[Axis, str]:
                 known = zeros.get(value, frozenset())
                 zeros[value] = frozenset((d, a) for d, a in known if a not in spoilt)
     return inexact
+
+
+def _spoilt_by(facts: Facts, zeros: dict[Value, Zeros]) -> Iterator[tuple[Axis, str]]:
+    """Axes that a call sums or averages over although something is there at removed units."""
+    for expr, why in facts.statistics:
+        for axis in _free(expr):
+            yield axis, why
+    for expr, operands in facts.contractions:
+        for axis in _free(expr):
+            if not any((dim, axis) in zeros.get(value, frozenset()) for value, dim in operands):
+                yield axis, "a sum runs over what is not zero there,"
 
 
 def flow_zeros(
@@ -87,6 +95,9 @@ def flow_zeros(
             return frozenset((d, a) for d, a in _pairs(result) if (dims[d], a) not in lost)
         case AnyOf(flows):
             return frozenset().union(*(flow_zeros(f, result, zeros, axes) for f in flows))
+        case Divided(numerator, denominator):
+            known, spoilt = (flow_zeros(f, result, zeros, axes) for f in (numerator, denominator))
+            return known - spoilt
         case AllOf(flows):
             parts = [flow_zeros(f, result, zeros, axes) for f in flows]
             return frozenset.intersection(*parts) if parts else frozenset()
@@ -95,9 +106,6 @@ def flow_zeros(
         case _:
             return frozenset()
 
-        case Divided(numerator, denominator):
-            known, spoilt = (flow_zeros(f, result, zeros, axes) for f in (numerator, denominator))
-            return known - spoilt
 
 def _pairs(axes: list[Expr] | tuple[Expr, ...]) -> Zeros:
     return frozenset((dim, axis) for dim, expr in enumerate(axes) for axis in _free(expr))

@@ -1,0 +1,126 @@
+"""`trace`: run a model once, solve its axes, find its groups."""
+
+import inspect
+import traceback
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from apoptosis.errors import TraceError
+from apoptosis.structure.analysis import Analysis, analyse
+from apoptosis.structure.attributes import Attribute, leaves, traced_attributes
+from apoptosis.structure.axes import Axis
+from apoptosis.structure.groups import Group, find_groups, find_pinned, find_ties
+from apoptosis.structure.network import Network, Run
+from apoptosis.structure.recording import OWN_FOLDERS, Example, model_tensors, record
+from apoptosis.structure.structure import Structure
+from apoptosis.structure.surgery import copy_with
+
+__all__ = ["trace"]
+
+
+def trace(model: nn.Module, example_inputs: Any) -> "Structure":
+    """Run a model once and solve its axes.
+
+    Args:
+        model: any module; it is not changed, and runs in eval mode without gradients.
+        example_inputs: what to call it with: a tensor, a tuple of positional or a dict of keyword arguments. Tensors
+            may be on the meta device if the model is.
+
+    Returns:
+        The structure: groups of units that are cut together, pinned axes with reasons, costs of any plan.
+
+    Raises:
+        TraceError: the model does not run on these inputs.
+        ModelError: the model cannot be copied.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    >>> structure = trace(net, torch.zeros(1, 3, 8, 8))
+    >>> [(group.name, group.kind, group.size) for group in structure.groups]
+    [('0', 'channel', 8)]
+    >>> plan = structure.plan({"0": [0, 2, 5]})
+    >>> structure.macs(), structure.macs(plan)
+    (12384, 4644)
+    """
+    example = Example.of(example_inputs)
+    sizes, analysis = _with_open_batch(model, example) or ({}, _analysed(model, example))
+    groups = [g for g in find_groups(analysis) if _has_parameter(g, model)]
+    run = Run(model, example, inspect.signature(model.forward), analysis)
+    skeleton = copy_with(model, {id(t): _meta(t) for t in model_tensors(model).values()})
+    return Structure(
+        groups=tuple(groups),
+        ties=tuple(find_ties(analysis, groups)),
+        pinned=tuple(find_pinned(analysis)),
+        shapes={name: tuple(t.shape) for name, t in model.state_dict(keep_vars=True).items()},
+        _network=Network(run, sizes, _attribute_values(analysis, model), skeleton),
+    )
+
+
+def _analysed(model: nn.Module, example: Example) -> Analysis:
+    """Run a copy that shares the parameters; buffers, which a run may change, are its own."""
+    shadow = copy_with(model, {id(p): p for p in model.parameters()})
+    try:
+        with traced_attributes(shadow):
+            program = record(shadow, example)
+    except Exception as error:
+        raise TraceError(_why_it_failed(model, example, error)) from error
+    return analyse(program)
+
+
+def _with_open_batch(model: nn.Module, example: Example) -> tuple[dict[Axis, int], Analysis] | None:
+    """Run with every input doubled where there is one of each: an axis of size 1 could not be followed.
+
+    Gives the size of the batch as it was. None where the inputs have no batch of one, or the model does not take two.
+    """
+    tensors = example.tensors()
+    if not tensors or any(t.ndim == 0 or t.shape[0] != 1 for t in tensors):
+        return None
+    try:
+        analysis = _analysed(model, example.map(lambda t: torch.cat([t, t])))
+    except TraceError:
+        return None
+    axes = {analysis.axes[value][0].axis for value in analysis.program.inputs}
+    axis = axes.pop()
+    return None if axes or axis is None else ({axis: 1}, analysis)
+
+
+def _meta(tensor: Tensor) -> Tensor:
+    new = torch.empty_like(tensor, device="meta")
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(new, tensor.requires_grad)
+    return new.detach()
+
+
+def _has_parameter(group: Group, model: nn.Module) -> bool:
+    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return any(tensor in names for tensor, *_ in group.places)
+
+
+def _attribute_values(analysis: Analysis, model: nn.Module) -> dict[Attribute, int]:
+    modules = dict(model.named_modules())
+    found: dict[Attribute, int] = {}
+    for call in analysis.program.calls:
+        for origin in call.taints.values():
+            for where in leaves(origin):
+                held = getattr(modules[where.module], where.name)
+                found[where] = held if where.place is None else held[where.place]
+    return found
+
+
+def _why_it_failed(model: nn.Module, example: Example, error: Exception) -> str:
+    shapes = ", ".join(str(tuple(t.shape)) for t in example.tensors()) or "no tensors"
+    lines = str(error).strip().splitlines()
+    where = _line_of(error)
+    return (
+        f"{type(model).__name__} did not run on the example inputs ({shapes}): {type(error).__name__}: "
+        f"{lines[0] if lines else ''}{f' At {where}.' if where else ''} Example inputs are what you would call the "
+        "model with: a tensor, a tuple of arguments, or a dict of keyword arguments, on the model's device."
+    )
+
+
+def _line_of(error: BaseException) -> str:
+    """The innermost line outside torch and this room."""
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [f for f in frames if not f.filename.startswith(OWN_FOLDERS)]
+    return f"{outside[-1].filename}:{outside[-1].lineno} in {outside[-1].name}" if outside else ""
