@@ -188,20 +188,30 @@ def recipes(draw: st.DrawFn, size: int | None = None, depth: int = 3) -> Recipe:
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> Step:
-    """Mostly equations, now and then a cut or a pin."""
-    kind = draw(st.sampled_from(["equate"] * 6 + ["split", "pin"]))
+def programs(draw: st.DrawFn, least: int = 2, most: int = 6) -> list[Step]:
+    """Equations over shared axes, some cuts, and pins on axes that the equations use."""
+    program = draw(st.lists(_equations_and_cuts(), min_size=least, max_size=most))
+    used = {leaf for step in program for leaf in _leaves(step) if leaf.size > 1}
+    for _ in range(draw(st.sampled_from((0, 1, 2))) if used else 0):
+        leaf = draw(st.sampled_from(sorted(used, key=repr)))
+        program.insert(draw(st.integers(0, len(program))), Pin(leaf))
+    return program
+
+
+@st.composite
+def _equations_and_cuts(draw: st.DrawFn) -> Step:
     whole = draw(recipes())
-    if kind == "pin":
-        return Pin(draw(recipes(depth=0)))
-    if kind == "split":
+    if draw(st.integers(0, 5)) == 0:
         return Split(whole, draw(st.integers(0, whole.size)))
     return Equate(whole, draw(recipes(size=whole.size)))
 
 
-def programs(least: int = 1, most: int = 6) -> st.SearchStrategy[list[Step]]:
-    """Some steps over shared axes."""
-    return st.lists(steps(), min_size=least, max_size=most)
+def _leaves(step: Step) -> Iterator[Leaf]:
+    match step:
+        case Equate(left, right):
+            return chain(left.leaves(), right.leaves())
+        case Split(whole, _) | Pin(whole):
+            return whole.leaves()
 
 
 def kept_places(places: list[Position], kept: Mapping[Axis, Indices]) -> list[int]:

@@ -101,9 +101,8 @@ def check_same(world: World, left: Recipe, right: Recipe) -> None:
         assert positions(expr) == world.meaning(side), "bindings and expression disagree"
         assert size_of(expr) == side.size, "a size changed"
     assert free_coordinates(a) == free_coordinates(b), "equated sides have other free coordinates"
-    if a != b:
-        for expr in (a, b):
-            assert any(axis.pin is not None for axis in expr.axes()), "not solved, and not pinned"
+    pins = [axis for axis in (*a.axes(), *b.axes()) if axis.pin is not None]
+    assert a == b or pins, "not solved, and not pinned"
     for axis in world.axes.values():
         assert size_of(axes.resolve(Expr.of(axis))) == axis.size, "a size changed"
 
@@ -151,11 +150,9 @@ def check_two_cuts(recipe: Recipe, seed: int) -> None:
     expr = axes.resolve(World().expr(recipe))
     first = some_indices(set(expr.axes()), seed)
     shrunken = {axis: len(own) for axis, own in first.items()}
-    second = {
-        axis: own
-        for axis, own in some_indices(set(expr.axes()), seed + 1, sizes=shrunken).items()
-        if axis.serial % 3  # some are not touched again
-    }
+    second = some_indices(set(expr.axes()), seed + 1, sizes=shrunken)
+    for axis in [*second][::3]:
+        del second[axis]  # some are not touched again
     composed = {axis: own[second[axis]] if axis in second else own for axis, own in first.items()}
     once = axes.kept_indices(expr, composed, {})
     before = axes.kept_indices(expr, first, {})
@@ -265,7 +262,7 @@ def test_axes_of_size_one_vanish_and_of_size_zero_are_the_empty_sum() -> None:
 # --- equations --------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(programs(), SEEDS)
 def test_whatever_is_kept_is_kept_on_both_sides_of_every_equation(
     program: list[Step], seed: int
@@ -601,7 +598,7 @@ BROKEN = [
 def test_a_broken_algebra_is_caught(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(axes, broken.name, broken.wrong)
 
-    @settings(max_examples=200, phases=[Phase.generate], report_multiple_bugs=False)
+    @settings(max_examples=300, phases=[Phase.generate], report_multiple_bugs=False)
     @given(st.tuples(*broken.arguments))
     def run(arguments: tuple[Any, ...]) -> None:
         broken.check(*arguments)
