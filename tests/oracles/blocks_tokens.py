@@ -418,6 +418,7 @@ class Outer(Block):
         a, b = pick.of(2, 3, 4), pick.of(2, 3, 4)
         self.a, self.b = nn.Linear(c, a), nn.Linear(c, b)
         self.out, self.way = nn.Linear(a * b, c), pick.of("mul", "einsum", "matmul", "own")
+        self.counted = self.way != "einsum"  # it sums over nothing
         if self.way == "own":
             self.out = nn.Linear(a * a, c)
         self.act = pick.act()

@@ -45,9 +45,9 @@ class Report:
     findings: list[Finding] = field(default_factory=list)
 
 
-def check(network: RandomNetwork, *, joint: int = 2) -> Report:
-    """Cut every group by itself in two ways, and `joint` random choices of many groups at once."""
-    return _Check(network).run(joint)
+def check(network: RandomNetwork, *, alone: int = 2, joint: int = 2) -> Report:
+    """Cut every group by itself in `alone` ways, then `joint` random choices of many groups at once."""
+    return _Check(network).run(alone, joint)
 
 
 def counted_macs(model: nn.Module, inputs: Tensor) -> int:
@@ -83,7 +83,7 @@ class _Check:
             self.inputs.append(other)
         self.outputs = [_run(self.model, x) for x in self.inputs]
 
-    def run(self, joint: int) -> Report:
+    def run(self, alone: int, joint: int) -> Report:
         report = self.report
         try:
             structure = trace(self.model, self.example)
@@ -96,9 +96,8 @@ class _Check:
         for group in structure.groups:
             if group.size <= group.smallest:
                 continue
-            alone = self.pick.random.randrange(group.size)
-            self._try(structure, {group.name: [u for u in range(group.size) if u != alone]})
-            self._try(structure, {group.name: self._some(group)})
+            for number in range(alone):
+                self._try(structure, {group.name: self._some(group, one=number == 0)})
         for number in range(joint if structure.groups else 0):
             kept = self._joint(structure, exact=number % 2 == 0)
             if kept:
@@ -112,8 +111,10 @@ class _Check:
         kept = {g.name: self._some(g) for g in chosen if self.pick.coin(chance)}
         return {n: own for n, own in kept.items() if len(own) < structure[n].size}
 
-    def _some(self, group: Any) -> list[int]:
-        number = self.pick.random.randint(group.smallest, max(group.size - 1, group.smallest))
+    def _some(self, group: Any, *, one: bool = False) -> list[int]:
+        """Units to keep; with `one`, all but one."""
+        most = max(group.size - 1, group.smallest)
+        number = most if one else self.pick.random.randint(group.smallest, most)
         return sorted(self.pick.random.sample(range(group.size), number))
 
     def _try(

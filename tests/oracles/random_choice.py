@@ -75,7 +75,7 @@ class Block(nn.Module):
 
     takes: ClassVar[int]
     """How many dimensions, batch included: 4 for images, 3 for tokens, 2 for vectors."""
-    counted: ClassVar[bool] = True
+    counted: bool = True
     """Whether torch's flop counter sees all of its products, and multiplies as written."""
 
 

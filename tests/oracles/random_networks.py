@@ -114,10 +114,10 @@ class RandomNetwork:
     """Whether einsum is used, which torch computes in another way where sizes are 1."""
 
 
-def random_blueprint(seed: int) -> Blueprint:
+def random_blueprint(seed: int, *, longest: int = 5) -> Blueprint:
     """A blueprint that can be built."""
     pick = Pick(seed)
-    length = pick.of(1, 1, 2, 2, 3, 3, 4, 5)
+    length = min(pick.of(1, 1, 1, 2, 2, 2, 3, 4), longest)
     blueprint = Blueprint(
         seed, pick.of("image", "tokens", "words", "vector"), (), pick.of(*OUTPUTS)
     )
@@ -176,7 +176,7 @@ def build(blueprint: Blueprint) -> RandomNetwork:
                 raise Unfit("too large")
             model.blocks.append(block)
             model.links.append(placed.link)
-            counted &= kind.counted
+            counted &= block.counted
             einsum |= "einsum" in inspect.getsource(kind)
         if blueprint.output != "plain":
             width = x.shape[1 if x.ndim == 4 else -1]

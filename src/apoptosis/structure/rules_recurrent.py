@@ -7,6 +7,8 @@ hidden sizes stay equal: tied in number, not in indices, as long as nobody reads
 from functools import partial
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from apoptosis.structure import axes as algebra
@@ -46,7 +48,7 @@ def _samples(name: str) -> list[Sample]:
 @axis_rule(*GATES, family=FAMILY, samples={name: partial(_samples, name) for name in GATES})
 def recurrent(step: Step) -> None:
     """n t i → n t (forwards + backwards); rows of the weights are (gates · hidden)."""
-    x, states, params, biases, layers, _dropout, _train, both, _batch_first = step.args
+    x, states, params, biases, layers, _dropout, _train, both, batch_first = step.args
     states = states if isinstance(states, list) else [states]
     directions = 2 if both else 1
     per_cell = len(params) // (layers * directions)
@@ -61,7 +63,11 @@ def recurrent(step: Step) -> None:
         current = sum_of(made)
     for state in states:
         _initial_state(step, state, hidden)
+        if x.ndim == 3:
+            step.equal(step.axes(state)[1], step.axes(x)[0 if batch_first else 1])
     step.tie(*hidden)
+    if len(hidden) > 1 and not any(step.used(i) for i in range(1, len(step.call.outputs))):
+        _written_out(step, hidden)
     lead = step.axes(x)[:-1]
     for expr in lead:
         step.pin(expr, "time and batch", quiet=True)
@@ -98,6 +104,46 @@ def _initial_state(step: Step, state: Any, hidden: list[Expr]) -> None:
         return
     for expr in hidden:
         step.equal(step.axes(state)[-1], expr)
+
+
+def _written_out(step: Step, hidden: list[Expr]) -> None:
+    """In a program, cells may be of different sizes: each layer and direction is a call of its own."""
+
+    def replacement(size: Any) -> tuple[Any, dict[str, Any]]:
+        sizes = [size(algebra.resolve(expr)) for expr in hidden]
+        return cell_by_cell, {"op": step.call.op, "sizes": sizes, **step.call.arguments}
+
+    step.facts.replacement = replacement
+
+
+def cell_by_cell(op: Any, sizes: list[int], *, input: Tensor, hx: Any, **given: Any) -> Any:  # noqa: A002
+    """What `op` gives, one layer and direction after the other; hidden sizes may differ.
+
+    The final states are left out: no cut that needs this is allowed where somebody reads them.
+    """
+    states = hx if isinstance(hx, (list, tuple)) else [hx]
+    params, directions = given["params"], 2 if given["bidirectional"] else 1
+    per_cell = len(params) // len(sizes)
+    time = 1 if given["batch_first"] and input.ndim == 3 else 0
+    options = given | {"num_layers": 1, "dropout": 0.0, "bidirectional": False}
+    for layer in range(given["num_layers"]):
+        if layer and given["dropout"]:
+            input = F.dropout(input, given["dropout"], given["train"])  # noqa: A001
+        made: list[Tensor] = []
+        for direction in range(directions):
+            place = layer * directions + direction
+            own = [_state(state[place : place + 1], sizes[place]) for state in states]
+            options["params"] = params[place * per_cell : (place + 1) * per_cell]
+            x = input.flip(time) if direction else input
+            result = op(input=x, hx=own if isinstance(hx, (list, tuple)) else own[0], **options)[0]
+            made.append(result.flip(time) if direction else result)
+        input = torch.cat(made, -1)  # noqa: A001
+    return input, *[None] * len(states)
+
+
+def _state(state: Tensor, size: int) -> Tensor:
+    """States that mean something are as long as their cell; others are zeros of any length."""
+    return state if state.shape[-1] == size else state.new_zeros(*state.shape[:-1], size)
 
 
 def _final_state(step: Step, value: Value, hidden: list[Expr], *, used: bool) -> None:
