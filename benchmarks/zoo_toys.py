@@ -276,6 +276,20 @@ class GroupNorms(nn.Module):
         return self.head(F.relu(self.norm(x + self.inner(x))).mean((2, 3)))
 
 
+class HelperInTraining(nn.Module):
+    """A second head that is run in training alone, as GoogLeNet's and Inception's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.body = _conv(3, 16), _conv(16, 24)
+        self.head, self.helper = nn.Linear(24, CLASSES), nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        result = self.head(self.body(x).mean((2, 3)))
+        return result + 0.3 * self.helper(x.mean((2, 3))) if self.training else result
+
+
 def _conv(width_in: int, width: int) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(width_in, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
@@ -318,5 +332,6 @@ TOYS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
     "einsum attention": (EinsumAttention, _sequences(12)),
     "weight_norm": (WeightNorm, _vectors(12)),
     "GroupNorm": (GroupNorms, _pictures(8)),
+    "helper in training": (HelperInTraining, _pictures(8)),
 }
 """By name: how to make the network, and inputs for a batch of a given size."""
