@@ -10,8 +10,8 @@ must stay whole, and states the axes of the results. Besides, it states facts th
 - what a parameter's axis is there for (`role`), and what kind of unit an axis is (`kind`).
 
 There are no guesses. An operation without an entry pins every axis it touches; so does one that a rule declines. An
-entry carries samples, and the tests cut every axis of every sample and compare with the operation itself. An in-place
-operation shares the entry of the plain one.
+entry carries samples, and the tests cut every axis of every sample and compare with the operation itself; a rule
+without samples cannot be registered. An in-place operation shares the entry of the plain one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -274,7 +274,7 @@ class Sample:
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    free: str = ""
+    free: str
     """Sizes of the axes that are left free, `~` after those with a statistic; "refused" where the rule declines."""
     read: int | None = None
     """How many of the results somebody reads; None for all."""
@@ -315,9 +315,11 @@ def axis_rule(
 
 
 def register(rule: Rule) -> None:
-    """Add a rule; the same name twice is a mistake."""
+    """Add a rule; the same name twice is a mistake, and so is a rule that nothing proves."""
     if rule.name in RULES:
         raise ValueError(f"The operation {rule.name!r} has a rule already.")
+    if not rule.samples() and not rule.proved_by:
+        raise ValueError(f"The rule for {rule.name!r} has no samples to prove it on.")
     RULES[rule.name] = rule
 
 
@@ -326,7 +328,8 @@ def find_rule(call: Call) -> Rule | None:
     rule = RULES.get(call.name)
     if rule is None and call.op._schema.is_mutable:
         base, _, overload = call.name.partition(".")
-        rule = RULES.get(f"{base.removesuffix('_')}.{overload}")
+        plain = f"__{base[3:]}" if base.startswith("__i") else base.removesuffix("_")
+        rule = RULES.get(f"{plain}.{overload}")
     return rule
 
 
@@ -452,7 +455,7 @@ def numel(sizes: Sequence[int]) -> int:
     return prod(sizes)
 
 
-def sample(*args: Any, free: str = "", read: int | None = None, **kwargs: Any) -> Sample:
+def sample(*args: Any, free: str, read: int | None = None, **kwargs: Any) -> Sample:
     """A `Sample` as it would be called."""
     return Sample(args, kwargs, free, read)
 

@@ -89,9 +89,11 @@ def _special(values: list[Value], ndim: int, step: Step) -> Flow:
         inside = args[1] <= 0 if name == "clamp_min" else args[1] >= 0
         return aligned(values[0], ndim) if inside else Nowhere()
     if name == "hardtanh":
-        return aligned(values[0], ndim) if args[1] <= 0 <= args[2] else Nowhere()
+        low, high = args[1:]
+        return aligned(values[0], ndim) if low <= 0 <= high else Nowhere()
     if name == "threshold":
-        return aligned(values[0], ndim) if args[1] < 0 or args[2] == 0 else Nowhere()
+        limit, instead = args[1:]
+        return aligned(values[0], ndim) if limit < 0 or instead == 0 else Nowhere()
     if name == "masked_fill" and args[2] == 0:
         return aligned(values[0], ndim)
     if name == "where":
@@ -222,11 +224,13 @@ def _sample(
         else:
             args.append(number if kind == "number" else 0.5)
     used = [a.shape for a in args if isinstance(a, Tensor)]
-    more = {"rounding_mode": "floor"} if overload._overloadname.endswith("_mode") else {}
-    if overload._overloadname == "decimals":
-        more = {"decimals": 1}
-    return sample(
-        *args, free=" ".join(str(n) for n in torch.broadcast_shapes(*used) if n > 1), **more
+    free = " ".join(str(n) for n in torch.broadcast_shapes(*used) if n > 1)
+    if overload._overloadname.endswith("_mode"):
+        return sample(*args, rounding_mode="floor", free=free)
+    return (
+        sample(*args, decimals=1, free=free)
+        if overload._overloadname == "decimals"
+        else sample(*args, free=free)
     )
 
 

@@ -251,8 +251,9 @@ def softmax(step: Step) -> None:
     step.same(x, flow=Nowhere())
 
 
-CUMULATIVE = [f"{kind}.default" for kind in ("cumsum", "cumprod", "logcumsumexp")]
-CUMULATIVE += ["cummax.default", "cummin.default"]
+CUMULATIVE = [
+    f"{kind}.default" for kind in ("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin")
+]
 
 
 @axis_rule(

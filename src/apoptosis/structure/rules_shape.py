@@ -27,34 +27,55 @@ FAMILY = "shapes"
 aten = torch.ops.aten
 
 
+COPIES = [
+    f"{name}.default"
+    for name in (
+        *("contiguous", "clone", "detach", "alias", "lift_fresh", "lift_fresh_copy", "_to_copy"),
+        *("positive", "resolve_conj", "resolve_neg", "conj"),
+    )
+]
+DROPOUTS = [f"{kind}dropout.default" for kind in ("", "feature_", "alpha_", "native_")]
+
+
 @axis_rule(
-    *("contiguous.default", "clone.default", "detach.default", "alias.default", "dropout.default"),
-    *("lift_fresh.default", "lift_fresh_copy.default", "_to_copy.default", "type_as.default"),
-    *("to.dtype", "to.device", "to.dtype_layout", "to.other", "feature_dropout.default"),
-    *(
-        "alpha_dropout.default",
-        "native_dropout.default",
-        "positive.default",
-        "resolve_conj.default",
-    ),
-    *("resolve_neg.default", "_conj.default", "conj.default"),
+    *COPIES,
+    *DROPOUTS,
+    "_conj.default",
+    *("to.dtype", "to.device", "to.dtype_layout", "to.other", "type_as.default"),
     family=FAMILY,
-    samples=list,
+    samples={
+        **dict.fromkeys(COPIES, lambda: [sample(tensor(2, 1, 3), free="2 3")]),
+        **dict.fromkeys(DROPOUTS, lambda: [sample(tensor(2, 3), 0.5, False, free="2 3")]),
+        **dict.fromkeys(
+            ["to.other", "type_as.default"],
+            lambda: [sample(tensor(2, 3), tensor(5).float(), free="2 3 5")],
+        ),
+        "_conj.default": lambda: [
+            sample(torch.complex(tensor(2, 3), tensor(2, 3, seed=1)), free="2 3")
+        ],
+        "to.dtype": lambda: [sample(tensor(2, 3), torch.float32, free="2 3")],
+        "to.device": lambda: [sample(tensor(2, 3), "cpu", torch.float32, free="2 3")],
+        "to.dtype_layout": lambda: [sample(tensor(2, 3), dtype=torch.float32, free="2 3")],
+    },
 )
 def identity(step: Step) -> None:
     """The same axes."""
-    for _ in step.call.outputs:
-        step.same(step.args[0])
+    for number, _ in enumerate(step.call.outputs):  # the second, if any, is a mask
+        step.same(step.args[0], flow=through(step.args[0]) if number == 0 else Nowhere())
 
 
 def _view_samples() -> list[Sample]:
     return [
-        sample(tensor(2, 3, 12), [2, 3, 3, 4]),
-        sample(tensor(2, 3, 4, 5), [2, 12, 5]),
-        sample(tensor(2, 12), [-1, 3]),
-        sample(tensor(6, 4), [4, 6]),
-        sample(tensor(4, 6), [8, 3]),
-        sample(tensor(2, 1, 6), [12]),
+        sample(tensor(2, 3, 12), [2, 3, 3, 4], free="2 3 3 4"),
+        sample(tensor(2, 3, 4, 5), [2, 12, 5], free="2 3 4 5"),
+        sample(tensor(2, 12), [-1, 3], free="2 4 3"),
+        sample(tensor(6, 4), [4, 6], free=""),
+        sample(tensor(4, 6), [8, 3], free="4 2 3"),
+        sample(tensor(2, 3, 4), [6, 2, 2], free="2 3 2 2"),
+        sample(tensor(2, 1, 6), [12], free="2 6"),
+        sample(tensor(2, 6), [1, 2, 1, -1, 1], free="2 6"),
+        sample(tensor(3, 1), [3], free="3"),
+        sample(tensor(1, 1), [], free=""),
     ]
 
 
@@ -119,20 +140,45 @@ def _blocks(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[int, list[
 
 @axis_rule(
     "flatten.using_ints",
+    family=FAMILY,
+    samples=lambda: [
+        sample(tensor(2, 3, 4), 1, free="2 3 4"),
+        sample(tensor(2, 3, 4), 0, -2, free="2 3 4"),
+        sample(tensor(2, 1, 4), free="2 4"),
+        sample(tensor(), free=""),
+    ],
+)
+def flatten(step: Step) -> None:
+    """Some dimensions become one, their product."""
+    step.out(_reshaped(step, step.args[0]), Moved(step.args[0]))
+
+
+@axis_rule(
     "view_as.default",
     "reshape_as.default",
     family=FAMILY,
-    samples=lambda: [sample(tensor(2, 3, 4), 1)],
+    samples=lambda: [
+        sample(tensor(2, 12), tensor(2, 3, 4), free="2 3 4"),
+        sample(tensor(2, 3, 1), tensor(6), free="2 3"),
+    ],
 )
-def flatten(step: Step) -> None:
-    """A view whose shape follows from the operands."""
-    step.out(_reshaped(step, step.args[0]), Moved(step.args[0]))
+def view_as(step: Step) -> None:
+    """As `view`, to the axes of another tensor."""
+    x, like = step.args
+    axes = _reshaped(step, x)
+    for own, other in zip(axes, step.axes(like), strict=True):
+        step.equal(own, other)
+    step.out([algebra.resolve(expr) for expr in axes], Moved(x))
 
 
 @axis_rule(
     "unflatten.int",
     family=FAMILY,
-    samples=lambda: [sample(tensor(2, 12), 1, [3, 4]), sample(tensor(2, 12), -1, [3, -1])],
+    samples=lambda: [
+        sample(tensor(2, 12), 1, [3, 4], free="2 3 4"),
+        sample(tensor(2, 12), -1, [3, -1], free="2 3 4"),
+        sample(tensor(12, 2), 0, [3, 1, 4], free="2 3 4"),
+    ],
 )
 def unflatten(step: Step) -> None:
     """One dimension becomes a product."""
@@ -144,7 +190,14 @@ def unflatten(step: Step) -> None:
     step.out(axes, Moved(x))
 
 
-@axis_rule("permute.default", family=FAMILY, samples=lambda: [sample(tensor(2, 3, 4), [2, 0, 1])])
+@axis_rule(
+    "permute.default",
+    family=FAMILY,
+    samples=lambda: [
+        sample(tensor(2, 3, 4), [2, 0, 1], free="2 3 4"),
+        sample(tensor(2, 3, 3), [-1, 0, 1], free="2 3 3"),
+    ],
+)
 def permute(step: Step) -> None:
     """The same axes in another order."""
     x, dims = step.args
@@ -159,7 +212,11 @@ def _reordered(step: Step, x: Value, order: list[int | None]) -> None:
 
 @axis_rule(
     "transpose.int", "swapaxes.default", "swapdims.default",
-    family=FAMILY, samples=lambda: [sample(tensor(2, 3, 4), 1, -1)],
+    family=FAMILY,
+    samples=lambda: [
+        sample(tensor(2, 3, 4), 1, -1, free="2 3 4"),
+        sample(tensor(3, 3), -2, 1, free="3 3"),
+    ],
 )  # fmt: skip
 def transpose(step: Step) -> None:
     """Two axes change places."""
@@ -172,7 +229,15 @@ def transpose(step: Step) -> None:
 
 @axis_rule(
     "t.default", "numpy_T.default", "mT.default", "mH.default", "adjoint.default",
-    family=FAMILY, samples=lambda: [sample(tensor(3, 4))],
+    family=FAMILY,
+    samples={
+        "t.default": lambda: [sample(tensor(3, 4), free="3 4"), sample(tensor(3), free="3")],
+        "numpy_T.default": lambda: [sample(tensor(3, 4), free="3 4"), sample(tensor(3), free="3")],
+        **dict.fromkeys(
+            ["mT.default", "mH.default", "adjoint.default"],
+            lambda: [sample(tensor(2, 3, 4), free="2 3 4")],
+        ),
+    },
 )  # fmt: skip
 def t(step: Step) -> None:
     """The last two axes change places, or all of them."""
@@ -187,7 +252,20 @@ def t(step: Step) -> None:
 
 @axis_rule(
     "movedim.int", "movedim.intlist", "moveaxis.int", "moveaxis.intlist",
-    family=FAMILY, samples=lambda: [sample(tensor(2, 3, 4), 0, 2)],
+    family=FAMILY,
+    samples={
+        **dict.fromkeys(
+            ["movedim.int", "moveaxis.int"],
+            lambda: [
+                sample(tensor(2, 3, 4), 0, 2, free="2 3 4"),
+                sample(tensor(2, 3, 4), -1, 0, free="2 3 4"),
+            ],
+        ),
+        **dict.fromkeys(
+            ["movedim.intlist", "moveaxis.intlist"],
+            lambda: [sample(tensor(2, 3, 4, 5), [0, 1], [-1, 0], free="2 3 4 5")],
+        ),
+    },
 )  # fmt: skip
 def movedim(step: Step) -> None:
     """Some axes move, the others close ranks."""
@@ -203,7 +281,11 @@ def movedim(step: Step) -> None:
 @axis_rule(
     "unsqueeze.default",
     family=FAMILY,
-    samples=lambda: [sample(tensor(2, 3), 1), sample(tensor(2), -1)],
+    samples=lambda: [
+        sample(tensor(2, 3), 1, free="2 3"),
+        sample(tensor(2, 3), -1, free="2 3"),
+        sample(tensor(), 0, free=""),
+    ],
 )
 def unsqueeze(step: Step) -> None:
     """A new dimension of size 1."""
@@ -215,7 +297,18 @@ def unsqueeze(step: Step) -> None:
 
 @axis_rule(
     "squeeze.default", "squeeze.dim", "squeeze.dims",
-    family=FAMILY, samples=lambda: [sample(tensor(2, 1, 3)), sample(tensor(2, 1, 3))],
+    family=FAMILY,
+    samples={
+        "squeeze.default": lambda: [
+            sample(tensor(3, 1, 4), free="3 4"),
+            sample(tensor(1, 1), free=""),
+        ],
+        "squeeze.dim": lambda: [
+            sample(tensor(3, 1, 4), 1, free="3 4"),
+            sample(tensor(3, 1, 4), -1, free="3 4"),
+        ],
+        "squeeze.dims": lambda: [sample(tensor(1, 3, 1, 4), [0, -2, 3], free="3 4")],
+    },
 )  # fmt: skip
 def squeeze(step: Step) -> None:
     """Dimensions of size 1 vanish; without a list of them, nothing else may shrink to 1."""
@@ -230,7 +323,13 @@ def squeeze(step: Step) -> None:
 
 @axis_rule(
     "expand.default", "broadcast_to.default",
-    family=FAMILY, samples=lambda: [sample(tensor(2, 1, 3), [2, 4, -1]), sample(tensor(3), [2, 3])],
+    family=FAMILY,
+    samples=lambda: [
+        sample(tensor(2, 1, 3), [2, 4, -1], free="2 3 4"),
+        sample(tensor(3), [2, 3], free="2 3"),
+        sample(tensor(1), [1, 3], free="3"),
+        sample(tensor(), [3], free="3"),
+    ],
 )  # fmt: skip
 def expand(step: Step) -> None:
     """A dimension of size 1 becomes a new axis, along which everything is the same."""
@@ -250,7 +349,14 @@ def _expanded(step: Step, x: Value, shape: tuple[int, ...]) -> list[Expr]:
     ]
 
 
-@axis_rule("expand_as.default", family=FAMILY, samples=lambda: [sample(tensor(2, 1), tensor(2, 3))])
+@axis_rule(
+    "expand_as.default",
+    family=FAMILY,
+    samples=lambda: [
+        sample(tensor(2, 1), tensor(2, 3), free="2 3"),
+        sample(tensor(3), tensor(2, 3), free="2 3"),
+    ],
+)
 def expand_as(step: Step) -> None:
     """As `expand`, to the axes of another tensor."""
     x, like = step.args
@@ -262,7 +368,17 @@ def expand_as(step: Step) -> None:
 
 @axis_rule(
     "repeat.default", "tile.default",
-    family=FAMILY, samples=lambda: [sample(tensor(2, 3), [2, 1, 3])],
+    family=FAMILY,
+    samples={
+        "repeat.default": lambda: [
+            sample(tensor(2, 3), [2, 1, 3], free="2 3 2 3"),
+            sample(tensor(1, 3), [4, 2], free="4 2 3"),
+        ],
+        "tile.default": lambda: [
+            sample(tensor(2, 3), [2, 1, 3], free="2 3 2 3"),
+            sample(tensor(2, 3), [4], free="2 3 4"),
+        ],
+    },
 )  # fmt: skip
 def repeat(step: Step) -> None:
     """n becomes r·n."""
@@ -281,17 +397,25 @@ def repeat(step: Step) -> None:
 
 
 @axis_rule(
-    "repeat_interleave.self_int", family=FAMILY, samples=lambda: [sample(tensor(2, 3), 2, 1)]
+    "repeat_interleave.self_int",
+    family=FAMILY,
+    samples=lambda: [
+        sample(tensor(2, 3), 2, 1, free="2 3 2"),
+        sample(tensor(2, 3), 4, -2, output_size=8, free="2 3 4"),
+        sample(tensor(2, 3), 2, free="refused"),
+    ],
 )
 def repeat_interleave(step: Step) -> None:
     """n becomes n·r."""
-    x, number, dim, _ = step.args
+    x, number, dim, total = step.args
     if dim is None:
         raise Declined("without a dimension everything is flattened")
     again = step.fresh(number, origin="repeat")
     step.size("repeats", again)
     axes = list(step.axes(x))
     axes[dim] = algebra.resolve(times(axes[dim], again))
+    if total is not None:
+        step.size("output_size", axes[dim])
     step.out(axes, through(x))
 
 
@@ -322,7 +446,19 @@ def _cut_up(step: Step, x: Value, dim: int) -> list[Expr]:
 
 @axis_rule(
     "chunk.default", "split.Tensor", "tensor_split.sections",
-    family=FAMILY, samples=lambda: [sample(tensor(2, 6), 2, 1), sample(tensor(6, 2), 3)],
+    family=FAMILY,
+    samples={
+        "chunk.default": lambda: [
+            sample(tensor(2, 6), 2, 1, free="2 3 3"),
+            sample(tensor(6, 5), 3, free="2 2 2 5"),
+            sample(tensor(2, 8), 3, -1, free="2 3 3 2"),
+        ],
+        "split.Tensor": lambda: [
+            sample(tensor(2, 6), 3, 1, free="2 3 3"),
+            sample(tensor(2, 8), 3, -1, free="2 3 3 2"),
+        ],
+        "tensor_split.sections": lambda: [sample(tensor(2, 7), 3, -1, free="2 3 2 2")],
+    },
 )  # fmt: skip
 def chunk(step: Step) -> None:
     """n := a + b + …, equally long as long as it is Python that cuts."""
@@ -337,7 +473,11 @@ def chunk(step: Step) -> None:
 
 @axis_rule(
     "split_with_sizes.default", "split.sizes",
-    family=FAMILY, samples=lambda: [sample(tensor(2, 6), [1, 2, 3], 1)],
+    family=FAMILY,
+    samples=lambda: [
+        sample(tensor(2, 6), [1, 2, 3], 1, free="2 2 3"),
+        sample(tensor(6, 2), [4, 2], -2, free="2 4 2"),
+    ],
 )  # fmt: skip
 def split_with_sizes(step: Step) -> None:
     """n := a + b + …."""
@@ -351,11 +491,15 @@ def split_with_sizes(step: Step) -> None:
     "slice.Tensor",
     family=FAMILY,
     samples=lambda: [
-        sample(tensor(2, 6), 1, 0, 2),
-        sample(tensor(2, 6), 1, 2, -1),
-        sample(tensor(2, 6), 1, -2),
-        sample(tensor(2, 6), 1, 1, None, 2),
-        sample(tensor(2, 6), 0, 0, 9223372036854775807),
+        sample(tensor(2, 6), 1, 0, 2, free="2 2 4"),
+        sample(tensor(2, 7), -1, 2, -2, free="2 2 3 2"),
+        sample(tensor(2, 6), 1, -2, free="2 4 2"),
+        sample(tensor(2, 6), 1, -9, 4, free="2 4 2"),
+        sample(tensor(2, 6), 1, 2, 6, free="2 2 4"),
+        sample(tensor(2, 6), 1, 4, 2, free="2 4 2"),
+        sample(tensor(2, 6), 1, 1, None, 2, free="2 3"),
+        sample(tensor(2, 7), 1, 1, None, 2, free="2"),
+        sample(tensor(2, 6), 0, 0, 9223372036854775807, free="2 6"),
     ],
 )
 def slice_(step: Step) -> None:
@@ -383,7 +527,14 @@ def slice_(step: Step) -> None:
     step.out([algebra.resolve(expr) for expr in axes], through(x))
 
 
-@axis_rule("narrow.default", family=FAMILY, samples=lambda: [sample(tensor(2, 6), 1, 2, 3)])
+@axis_rule(
+    "narrow.default",
+    family=FAMILY,
+    samples=lambda: [
+        sample(tensor(2, 6), 1, 2, 3, free="2 2 3"),
+        sample(tensor(6, 2), -2, -4, 4, free="2 2 4"),
+    ],
+)
 def narrow(step: Step) -> None:
     """n := a + b + c, of which b stays."""
     x, dim, start, length = step.args
@@ -398,7 +549,17 @@ def narrow(step: Step) -> None:
 
 @axis_rule(
     "select.int", "unbind.int",
-    family=FAMILY, samples=lambda: [sample(tensor(2, 3, 4), 1, 2), sample(tensor(2, 3, 4), 0, -1)],
+    family=FAMILY,
+    samples={
+        "select.int": lambda: [
+            sample(tensor(2, 3, 4), 1, 2, free="2 4"),
+            sample(tensor(2, 3, 4), -1, -1, free="2 3"),
+        ],
+        "unbind.int": lambda: [
+            sample(tensor(2, 3, 4), free="3 4"),
+            sample(tensor(2, 3, 4), -2, free="2 4"),
+        ],
+    },
 )  # fmt: skip
 def select(step: Step) -> None:
     """Single indices are taken by their place, so the axis stays whole."""
@@ -409,9 +570,19 @@ def select(step: Step) -> None:
         _reordered(step, x, [*rest])
 
 
+def _cat_samples() -> list[Sample]:
+    x = tensor(2, 3)
+    return [
+        sample([x, tensor(2, 4)], 1, free="2 3 4"),
+        sample([x, tensor(2, 3, seed=1)], -1, free="2 3 3"),
+        sample([x, x, tensor(1, 3)], free="2 3"),
+        sample([torch.zeros(0, dtype=torch.float64), x], 1, free="2 3"),
+    ]
+
+
 @axis_rule(
     "cat.default", "concat.default", "concatenate.default",
-    family=FAMILY, samples=lambda: [sample([tensor(2, 3), tensor(2, 4)], 1)],
+    family=FAMILY, samples=_cat_samples,
 )  # fmt: skip
 def cat(step: Step) -> None:
     """a, b, … → a + b + …."""
@@ -432,7 +603,13 @@ def cat(step: Step) -> None:
 
 
 @axis_rule(
-    "stack.default", family=FAMILY, samples=lambda: [sample([tensor(2, 3), tensor(2, 3)], 1)]
+    "stack.default",
+    family=FAMILY,
+    samples=lambda: [
+        sample([tensor(2, 3), tensor(2, 3, seed=1)], 1, free="2 3"),
+        sample([tensor(2, 3), tensor(2, 3, seed=1)], -1, free="2 3"),
+        sample([tensor(), tensor(seed=1)], free=""),
+    ],
 )
 def stack(step: Step) -> None:
     """A new axis that stays whole: one index per tensor."""
@@ -450,14 +627,28 @@ def stack(step: Step) -> None:
 
 def _pad_samples() -> list[Sample]:
     return [
-        sample(tensor(2, 3, 4, 4), [1, 1, 0, 2]),
-        sample(tensor(2, 3, 4), [0, 0, 1, 2]),
-        sample(tensor(2, 3, 4), [0, -1, 0, 0]),
-        sample(tensor(2, 3, 4), [1, 1], "reflect"),
+        sample(tensor(2, 3, 4, 5), [1, 1, 0, 2], free="2 3 4 5 2"),
+        sample(tensor(2, 3, 4), [0, 0, 3, 2], free="2 3 4 3 2"),
+        sample(tensor(2, 3, 4), [0, -1, 0, 0], free="2 3"),
     ]
 
 
-@axis_rule("pad.default", "constant_pad_nd.default", family=FAMILY, samples=_pad_samples)
+@axis_rule(
+    "pad.default",
+    "constant_pad_nd.default",
+    family=FAMILY,
+    samples={
+        "pad.default": lambda: [
+            *_pad_samples(),
+            sample(tensor(2, 3, 4), [2, 2], "constant", 0.5, free="2 3 4 2 2"),
+            sample(tensor(2, 3, 4), [1, 1], "reflect", free="2 3"),
+        ],
+        "constant_pad_nd.default": lambda: [
+            *_pad_samples(),
+            sample(tensor(2, 3, 4), [2, 2], 0.5, free="2 3 4 2 2"),
+        ],
+    },
+)
 def pad(step: Step) -> None:
     """n → before + n + after, the new parts axes of their own; reflections and the like pin."""
     x, amounts = step.args[:2]
@@ -485,7 +676,14 @@ def Padded(x: Value) -> Any:  # noqa: N802 - reads as the flows beside it
     return Joined((x,), tuple(range(x.ndim)))
 
 
-@axis_rule("pixel_shuffle.default", family=FAMILY, samples=lambda: [sample(tensor(2, 12, 3, 3), 2)])
+@axis_rule(
+    "pixel_shuffle.default",
+    family=FAMILY,
+    samples=lambda: [
+        sample(tensor(2, 12, 4, 5), 2, free="2 3"),
+        sample(tensor(12, 4, 5), 2, free="3"),
+    ],
+)
 def pixel_shuffle(step: Step) -> None:
     """c·r·r becomes c, the rest goes to space."""
     x, factor = step.args
@@ -493,7 +691,12 @@ def pixel_shuffle(step: Step) -> None:
 
 
 @axis_rule(
-    "pixel_unshuffle.default", family=FAMILY, samples=lambda: [sample(tensor(2, 3, 4, 4), 2)]
+    "pixel_unshuffle.default",
+    family=FAMILY,
+    samples=lambda: [
+        sample(tensor(2, 3, 4, 6), 2, free="2 3"),
+        sample(tensor(3, 4, 6), 2, free="3"),
+    ],
 )
 def pixel_unshuffle(step: Step) -> None:
     """c becomes c·r·r."""
@@ -520,7 +723,10 @@ def _shuffled(step: Step, x: Value, channels: Expr, factor: int, *, inverse: boo
     "channel_shuffle.default",
     "native_channel_shuffle.default",
     family=FAMILY,
-    samples=lambda: [sample(tensor(2, 6, 3, 3), 2)],
+    samples=lambda: [
+        sample(tensor(2, 6, 4, 5), 2, free="2 2 3 4 5"),
+        sample(tensor(2, 6, 4, 5), 3, free="2 2 3 4 5"),
+    ],
 )
 def channel_shuffle(step: Step) -> None:
     """g·c becomes c·g."""
@@ -536,7 +742,10 @@ def channel_shuffle(step: Step) -> None:
 @axis_rule(
     "im2col.default",
     family=FAMILY,
-    samples=lambda: [sample(tensor(2, 3, 4, 4), [2, 2], [1, 1], [0, 0], [1, 1])],
+    samples=lambda: [
+        sample(tensor(2, 3, 4, 5), [2, 3], [1, 1], [0, 0], [1, 1], free="2 3"),
+        sample(tensor(3, 4, 5), [2, 2], [1, 1], [1, 1], [2, 2], free="3"),
+    ],
 )
 def im2col(step: Step) -> None:
     """n c s → n c·k l."""
@@ -549,7 +758,14 @@ def im2col(step: Step) -> None:
     step.out([*lead, *places], Through(x, (*range(x.ndim - 2), None)))
 
 
-@axis_rule("unfold.default", family=FAMILY, samples=lambda: [sample(tensor(2, 6), 1, 3, 2)])
+@axis_rule(
+    "unfold.default",
+    family=FAMILY,
+    samples=lambda: [
+        sample(tensor(2, 6), 1, 3, 2, free="2"),
+        sample(tensor(2, 6, 3), -2, 3, 1, free="2 3"),
+    ],
+)
 def unfold(step: Step) -> None:
     """Windows over an axis keep it whole."""
     x, dim, _size, _stride = step.args
@@ -562,7 +778,13 @@ def unfold(step: Step) -> None:
 
 
 @axis_rule(
-    "glu.default", family=FAMILY, samples=lambda: [sample(tensor(2, 6), 1), sample(tensor(6, 2), 0)]
+    "glu.default",
+    family=FAMILY,
+    samples=lambda: [
+        sample(tensor(2, 6), free="2 3"),
+        sample(tensor(6, 2), 0, free="2 3"),
+        sample(tensor(5, 6, 2), -2, free="5 3 2"),
+    ],
 )
 def glu(step: Step) -> None:
     """n := a + a, of which one half is left."""
