@@ -170,6 +170,7 @@ def grouped_mm(step: Step) -> None:
     if a.ndim != 2 or b.ndim != 3 or bias is not None:
         raise Declined("only rows times stacked matrices are known")
     step.pin(step.axes(b)[0], "the expert of each row is chosen by the router")
+    step.pin(step.axes(a)[0], "which rows are an expert's is a matter of their places", quiet=True)
     if offsets is not None:
         step.pin(step.axes(offsets)[0], "offsets of experts")
     operands = [(a, "tk"), (b, "?kn")]
