@@ -256,7 +256,7 @@ SPECIAL_SAMPLES: dict[str, Callable[[], list[Sample]]] = {
 """Operations whose zeros depend on their numbers."""
 
 
-def _register_all(names: str, flow: Callable[[list[Value], int, Step], Flow]) -> None:
+def _register_all(names: str, flow: Callable[[list[Value], int, Step], Flow], zeros: str) -> None:
     for entry in names.split():
         name, _, only = entry.partition(".")
         packet = getattr(torch.ops.aten, name, None)
@@ -265,25 +265,18 @@ def _register_all(names: str, flow: Callable[[list[Value], int, Step], Flow]) ->
         for overload_name in [only] if only else packet.overloads():
             overload = getattr(packet, overload_name)
             if _is_elementwise(overload):
-                rule = _pointwise(flow)
-                register(
-                    Rule(
-                        f"{name}.{overload_name}",
-                        FAMILY,
-                        rule.__doc__ or "",
-                        rule,
-                        _samples(overload),
-                    )
-                )
+                says = f"Operands are broadcast, axes that meet are equal; {zeros}."
+                full = f"{name}.{overload_name}"
+                register(Rule(full, FAMILY, says, _pointwise(flow), _samples(overload)))
 
 
-_register_all(UNARY_KEEPING_ZERO, _first)
-_register_all(UNARY_LOSING_ZERO, _nowhere)
-_register_all(SUMS, _all_terms)
-_register_all(PRODUCTS, _any_factor)
-_register_all(QUOTIENTS, _numerator)
-_register_all(SCALED_FIRST, _first)
-_register_all(COMPARISONS, _special)
+_register_all(UNARY_KEEPING_ZERO, _first, "zero where x is")
+_register_all(UNARY_LOSING_ZERO, _nowhere, "zero nowhere, as f(0) ≠ 0")
+_register_all(SUMS, _all_terms, "zero where all terms are")
+_register_all(PRODUCTS, _any_factor, "zero where any factor is")
+_register_all(QUOTIENTS, _numerator, "zero where the numerator is, and not the denominator")
+_register_all(SCALED_FIRST, _first, "zero where the first operand is")
+_register_all(COMPARISONS, _special, "where it is zero depends on its numbers, if it is known")
 
 
 @axis_rule(
