@@ -94,7 +94,8 @@ def _confirm(
         lines = str(error).strip().splitlines()
         reason = f"{type(error).__name__}: {lines[0] if lines else ''}"
         return f"{DOES_NOT_RUN} ({reason})"
-    return difference(analysis, sizes, found, scaled=bool(plan.scalings))
+    replaced = tuple(shape.module for shape in plan.attentions)
+    return difference(analysis, sizes, found, scaled=bool(plan.scalings), replaced=replaced)
 
 
 def _agrees_with_twin(run: Run, plan: Plan) -> bool:
@@ -119,10 +120,15 @@ def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def difference(
-    analysis: Analysis, sizes: Mapping[Axis, int], found: Program, *, scaled: bool
+    analysis: Analysis,
+    sizes: Mapping[Axis, int],
+    found: Program,
+    *,
+    scaled: bool = False,
+    replaced: tuple[str, ...] = (),
 ) -> str:
-    """The first call that is not as predicted."""
-    expected, calls = (_telling(calls) for calls in (analysis.program.calls, found.calls))
+    """The first call that is not as predicted, outside modules that are `replaced` by ones that do the same."""
+    expected, calls = (_telling(p.calls, replaced) for p in (analysis.program, found))
     for call, other in zip(expected, calls, strict=False):
         where = f"{call.name} ({call.line})"
         if call.op is not other.op:
@@ -153,9 +159,14 @@ def _scale_changed(call: Call, analysis: Analysis, sizes: Mapping[Axis, int]) ->
     return not isclose(scale, 1 / sqrt(width))
 
 
-def _telling(calls: list[Call]) -> list[Call]:
+def _telling(calls: list[Call], replaced: tuple[str, ...]) -> list[Call]:
     """Without calls that come and go with strides, devices and dtypes and change nothing."""
-    return [call for call in calls if call.name.split(".")[0] not in _NEUTRAL]
+    return [
+        call
+        for call in calls
+        if call.name.split(".")[0] not in _NEUTRAL
+        and not any(call.module == path or call.module.startswith(f"{path}.") for path in replaced)
+    ]
 
 
 _NEUTRAL = {

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
-from math import prod
 
 import numpy as np
 from torch import nn
 
 from apoptosis.errors import ConfigError, PlanMismatchError
 from apoptosis.structure.axes import Axis, Indices, kept_indices, size_of
+from apoptosis.structure.costs import Costs
 from apoptosis.structure.delivery import deliver
 from apoptosis.structure.groups import Group, PinnedAxis, Tie
 from apoptosis.structure.kinds import KINDS
@@ -85,24 +85,20 @@ class Structure:
             )
         return found
 
-    def macs(self, plan: Plan | None = None) -> int:
-        """Multiply-accumulates of one forward pass over the example inputs, after `plan` if given."""
-        sizes = self._sizes_after(plan)
-        return sum(
-            prod(size_of(expr, sizes) for expr in cost)
-            for facts in self._network.run.analysis.facts.values()
-            for cost in facts.costs
-        )
+    def macs(self, plan: Plan | Mapping[str, int] | None = None) -> int:
+        """Multiply-accumulates of one forward pass over the example inputs.
 
-    def params(self, plan: Plan | None = None) -> int:
-        """Number of parameters, tied ones once, after `plan` if given."""
-        sizes = self._sizes_after(plan)
-        analysis = self._network.run.analysis
-        total = 0
-        for value in dict.fromkeys(analysis.program.tensors.values()):
-            if value.names[0] in self._parameters:
-                total += prod(size_of(expr, sizes) for expr in analysis.axes[value])
-        return total
+        After `plan`, if given; or with so many units per group, without resolving a plan.
+        """
+        return self._costs.total_macs(self._sizes_after(plan))
+
+    def params(self, plan: Plan | Mapping[str, int] | None = None) -> int:
+        """Number of parameters, tied ones once; `plan` as for `macs`."""
+        return self._costs.total_params(self._sizes_after(plan))
+
+    def unit_cost(self, name: str) -> tuple[int, int]:
+        """MACs and parameters that removing one unit of a group saves, everything else as it is."""
+        return self._costs.saved(self[name].axis, self._network.sizes)
 
     def plan(self, kept: Mapping[str, Iterable[int]]) -> Plan:
         """Resolve which units stay into what to slice and what to set; groups that are not named stay whole.
@@ -176,14 +172,17 @@ class Structure:
         return {group.name: group for group in self.groups}
 
     @cached_property
-    def _parameters(self) -> set[str]:
-        return {
+    def _costs(self) -> Costs:
+        parameters = {
             name for name, _ in self._network.run.model.named_parameters(remove_duplicate=False)
         }
+        return Costs.of(self._network.run.analysis, parameters)
 
-    def _sizes_after(self, plan: Plan | None) -> dict[Axis, int]:
+    def _sizes_after(self, plan: Plan | Mapping[str, int] | None) -> dict[Axis, int]:
         if plan is None:
             return self._network.sizes
+        if not isinstance(plan, Plan):
+            return self._network.sizes | {self[name].axis: num for name, num in plan.items()}
         if plan.fingerprint != self.fingerprint:
             raise PlanMismatchError(
                 f"The plan was made for another network (fingerprint {plan.fingerprint}, this one is "

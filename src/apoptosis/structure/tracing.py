@@ -11,7 +11,7 @@ from apoptosis.errors import TraceError
 from apoptosis.structure.analysis import Analysis, analyse
 from apoptosis.structure.attributes import Attribute, leaves, traced_attributes
 from apoptosis.structure.axes import Axis
-from apoptosis.structure.groups import Group, find_groups, find_pinned, find_ties
+from apoptosis.structure.groups import find_groups, find_pinned, find_ties
 from apoptosis.structure.network import Network, Run
 from apoptosis.structure.recording import OWN_FOLDERS, Example, model_tensors, record
 from apoptosis.structure.structure import Structure
@@ -45,7 +45,8 @@ def trace(model: nn.Module, example_inputs: Any) -> "Structure":
     """
     example = Example.of(example_inputs)
     sizes, analysis = _with_open_batch(model, example) or ({}, _analysed(model, example))
-    groups = [g for g in find_groups(analysis) if _has_parameter(g, model)]
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    groups = [g for g in find_groups(analysis) if any(t in parameters for t, *_ in g.places)]
     run = Run(model, example, inspect.signature(model.forward), analysis)
     skeleton = copy_with(model, {id(t): _meta(t) for t in model_tensors(model).values()})
     return Structure(
@@ -90,11 +91,6 @@ def _meta(tensor: Tensor) -> Tensor:
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(new, tensor.requires_grad)
     return new.detach()
-
-
-def _has_parameter(group: Group, model: nn.Module) -> bool:
-    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    return any(tensor in names for tensor, *_ in group.places)
 
 
 def _attribute_values(analysis: Analysis, model: nn.Module) -> dict[Attribute, int]:
