@@ -20,7 +20,7 @@ groups, cut, and check
 
 Results of single networks are kept in runs/zoo, so an interrupted run goes on where it was; `--fresh` forgets them.
 Exit code 1 if a network is wrong or hangs. Where exact groups cannot reach 60 %, inexact ones are cut as well (status
-`inexact`): those plans have no twin, all else is checked.
+`inexact`): those plans have no twin; a plan of the exact groups alone is compared, and all else is checked.
 """
 
 import argparse
