@@ -22,7 +22,7 @@ from apoptosis.structure.analysis import Analysis
 from apoptosis.structure.arrangement import tensors_in
 from apoptosis.structure.axes import Axis, size_of
 from apoptosis.structure.network import Network, Run
-from apoptosis.structure.plan import Plan
+from apoptosis.structure.plan import Plan, Scaling, moved_scalings
 from apoptosis.structure.program import Call, Program, map_values
 from apoptosis.structure.recording import Example, record
 from apoptosis.structure.rewriting import expected_arguments, why_not_a_program
@@ -54,39 +54,60 @@ def deliver(plan: Plan, network: Network, sizes: dict[Axis, int], *, exact: bool
             f"The model's own code cannot run this plan ({because}), and it cannot be written as a program either: "
             f"{hindrance}. Keep the groups that this concerns whole: {', '.join(list(plan.kept)[:5])}."
         )
-    return replace(plan, attentions=(), delivery="program", delivery_because=because)
+    undone = _undone_scalings(network.applied, plan)
+    return replace(
+        plan, attentions=(), scalings=undone, delivery="program", delivery_because=because
+    )
 
 
 def _as_module(plan: Plan, network: Network, sizes: dict[Axis, int], *, exact: bool) -> Plan:
     replaced = {shape.module for shape in plan.attentions}
     changes = solve_attributes(network.run.analysis, sizes, network.attributes, replaced)
     plan = replace(plan, attributes=changes)
-    because = _why_not(plan, network, sizes, exact=exact)
+    because = _why_not(plan, network, sizes, exact=exact, scaled=False)
     if because == DIVIDES_BY_WIDTH:
         scalings = find_scalings(network.run.analysis, network.sizes, sizes, network.whole(plan))
-        if scalings is not None:
+        if scalings is not None:  # empty where an earlier cut has scaled already
             plan = replace(plan, scalings=scalings)
-            because = _why_not(plan, network, sizes, exact=exact)
+            because = _why_not(plan, network, sizes, exact=exact, scaled=True)
     if because:
         raise Unsolvable(because)
     return plan
 
 
-def _why_not(plan: Plan, network: Network, sizes: dict[Axis, int], *, exact: bool) -> str:
+def _undone_scalings(applied: Plan | None, plan: Plan) -> tuple[Scaling, ...]:
+    """A program has the traced model's scale: what an earlier cut, as a module, made up for is taken back."""
+    if applied is None or applied.delivery != "module":
+        return ()
+    moved = moved_scalings(applied.scalings, plan.tensors)
+    return tuple(replace(scaling, factor=1 / scaling.factor) for scaling in moved)
+
+
+def _why_not(
+    plan: Plan, network: Network, sizes: dict[Axis, int], *, exact: bool, scaled: bool
+) -> str:
     """Why the cut module does not do what the algebra says; empty if it does."""
     run = network.run
     assert network.skeleton is not None, "asked only while there is one"
-    because = _confirm(network.skeleton, run.example.map(_meta), plan, run.analysis, sizes)
+    because = _confirm(
+        network.skeleton, run.example.map(_meta), plan, run.analysis, sizes, scaled=scaled
+    )
     if not because or because == DIVIDES_BY_WIDTH or run.is_meta:
         return because
     whole = network.whole(plan)
-    because = _confirm(run.model, run.example, whole, run.analysis, sizes)
+    because = _confirm(run.model, run.example, whole, run.analysis, sizes, scaled=scaled)
     runs = because != DIVIDES_BY_WIDTH and not because.startswith(DOES_NOT_RUN)
     return "" if because and exact and runs and _agrees_with_twin(run, whole) else because
 
 
 def _confirm(
-    model: nn.Module, example: Example, plan: Plan, analysis: Analysis, sizes: Mapping[Axis, int]
+    model: nn.Module,
+    example: Example,
+    plan: Plan,
+    analysis: Analysis,
+    sizes: Mapping[Axis, int],
+    *,
+    scaled: bool,
 ) -> str:
     try:
         found = record(cut_module(model, plan), example)
@@ -95,7 +116,7 @@ def _confirm(
         reason = f"{type(error).__name__}: {lines[0] if lines else ''}"
         return f"{DOES_NOT_RUN} ({reason})"
     replaced = tuple(shape.module for shape in plan.attentions)
-    return difference(analysis, sizes, found, scaled=bool(plan.scalings), replaced=replaced)
+    return difference(analysis, sizes, found, scaled=scaled, replaced=replaced)
 
 
 def _agrees_with_twin(run: Run, plan: Plan) -> bool:

@@ -16,7 +16,7 @@ from apoptosis.structure.attributes import Attribute
 from apoptosis.structure.axes import Indices
 from apoptosis.structure.multihead import AttentionShape
 
-__all__ = ["FORMAT", "AttributeChange", "Plan", "Scaling", "TensorCut"]
+__all__ = ["FORMAT", "AttributeChange", "Plan", "Scaling", "TensorCut", "moved_scalings"]
 
 FORMAT = 1
 
@@ -110,7 +110,7 @@ class Plan:
             self.sizes | {k: v for k, v in later.sizes.items() if k not in self.sizes},
             tuple(by_name.values()),
             tuple(change for change in changes.values() if change.old != change.new),
-            _composed_scalings(self, later),
+            (*moved_scalings(self.scalings, later.tensors), *later.scalings),
             tuple(
                 (
                     {a.module: a for a in self.attentions} | {a.module: a for a in later.attentions}
@@ -255,14 +255,16 @@ def _composed(first: TensorCut, second: TensorCut) -> TensorCut:
     return TensorCut(first.names, first.shape, kept)
 
 
-def _composed_scalings(first: Plan, second: Plan) -> tuple[Scaling, ...]:
-    """Rows of the first plan's scalings as numbered after the second cut, then the second's own."""
-    cuts = {cut.names: cut for cut in second.tensors}
+def moved_scalings(
+    scalings: tuple[Scaling, ...], tensors: tuple[TensorCut, ...]
+) -> tuple[Scaling, ...]:
+    """The scalings with their rows as numbered after the tensors have been cut."""
+    cuts = {cut.names: cut for cut in tensors}
     moved: list[Scaling] = []
-    for scaling in first.scalings:
+    for scaling in scalings:
         cut = cuts.get(scaling.names)
         rows = scaling.rows
         if cut is not None and 0 in cut.kept:
             rows = np.flatnonzero(np.isin(cut.kept[0], rows))
         moved.append(Scaling(scaling.names, rows, scaling.factor))
-    return (*moved, *second.scalings)
+    return tuple(moved)
