@@ -33,6 +33,8 @@ Start here:
   apoptosis demo --seed 1   other data, other weights: how much was luck?
 
   apoptosis criteria        the criteria there are, one line each
+
+  apoptosis inspect MODEL   what in a model can shrink, and what cannot and why
 """,
     rich_markup_mode="rich",
     no_args_is_help=True,
@@ -113,6 +115,63 @@ def criteria(context: typer.Context) -> None:
         for name, criterion in CRITERIA.items():
             table.add_row(f"[bold]{name}[/]", Text(criterion.summary))
         Console().print(table)
+
+
+@app.command()
+def inspect(  # noqa: PLR0913 - one parameter per option is how typer reads a command
+    context: typer.Context,
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="digits_cnn, timm:NAME, torchvision:NAME, transformers:FOLDER, module:function or file.py:function.",
+            show_default=False,
+        ),
+    ],
+    *,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            help="Shape of an input, 1x3x224x224; int:1x16 for token ids. Again for further arguments.",
+        ),
+    ] = None,
+    kind: Annotated[
+        list[str] | None, typer.Option(help="Show only groups of this kind; may be repeated.")
+    ] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(help="Show only groups whose name fits, as 'layer1.*'; '!…' leaves out."),
+    ] = None,
+    meta: Annotated[
+        bool, typer.Option("--meta", help="Build the model without memory: shapes alone.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the structure as JSON and nothing else.")
+    ] = False,
+) -> None:
+    """Show what in a model can shrink: groups of units, what one costs, and what is pinned and why.
+
+    MACs are multiply-accumulates of one forward pass over the example inputs (papers often call them FLOPs). Examples:
+
+      apoptosis inspect torchvision:resnet50
+
+      apoptosis inspect timm:vit_base_patch16_224 --kind head --meta
+
+      apoptosis inspect my_nets.py:make --input 1x3x32x32 --json > structure.json
+    """
+    with _errors_shown(context):
+        from apoptosis.cli.inspect import InspectOptions, run_inspect
+
+        run_inspect(
+            InspectOptions(
+                model=model,
+                inputs=inputs or [],
+                kinds=kind or [],
+                names=name or [],
+                meta=meta,
+                as_json=as_json,
+            )
+        )
 
 
 @contextmanager
