@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from oracles import blocks_images, blocks_tokens, blocks_vectors, blocks_views
+from oracles import blocks_images, blocks_odd, blocks_tokens, blocks_vectors, blocks_views
 from oracles.random_choice import BLOCKS, Pick, Unfit
 
 __all__ = ["Blueprint", "Network", "Placed", "RandomNetwork", "build", "random_blueprint", "shrink"]
 
 LINKS = ("plain", "plain", "plain", "plain", "residual", "cat", "mul", "twice", "older")
-FAMILIES = (blocks_images, blocks_tokens, blocks_vectors, blocks_views)
+FAMILIES = (blocks_images, blocks_odd, blocks_tokens, blocks_vectors, blocks_views)
 """Importing them registers their blocks."""
 OUTPUTS = ("head", "head", "head", "plain", "pair", "dict", "pooled")
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from apoptosis.structure import cut, trace, zero
@@ -92,3 +93,63 @@ def test_a_recurrent_program_follows_the_batch() -> None:
     torch.manual_seed(0)
     model, x = AfterProducts(), torch.randn(2, 4, 3, dtype=torch.float64)
     assert_cut_is_exact(model, x, {"a": [0, 2]})
+
+
+def test_a_stride_from_a_place_counted_from_the_end() -> None:
+    class Strided(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 12), nn.Linear(4, 2)
+            self.c = nn.Linear(12, 2)
+
+        def forward(self, x):
+            h = self.a(x)
+            return self.b(h[:, -11::3]) + self.c(h)  # 1, 4, 7, 10: of nine, -11 would be the first
+
+    structure = trace(Strided(), torch.zeros(2, 3))
+    assert [group.name for group in structure.groups] == []
+
+
+class Attention(nn.Module):
+    """Attention that divides by the square root of its width, after a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 5), nn.Linear(6, 4)
+        self.q, self.k, self.v = (nn.Linear(5, 6) for _ in range(3))
+
+    def forward(self, x):
+        n, t, _ = x.shape
+        x = self.a(x)
+        q, k, v = (f(x).view(n, t, 2, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+        return self.b(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def two_cuts(first: dict[str, list[int]], second: dict[str, list[int]]) -> tuple[str, str]:
+    """Deliveries of two cuts in turn, both compared with the twin of both."""
+    torch.manual_seed(0)
+    model, x = Attention().double().eval(), torch.randn(2, 4, 3, dtype=torch.float64)
+    structure = trace(model, x)
+    plan = structure.plan(first)
+    later = structure.after(plan).plan(second)
+    expected = zero(model, plan.then(later))(x)
+    for small in (cut(cut(model, plan), later), cut(model, plan.then(later))):
+        torch.testing.assert_close(small(x), expected, rtol=TOLERANCE, atol=1e-14)
+    return plan.delivery, later.delivery
+
+
+def test_attention_scaled_by_a_first_cut_is_left_alone_by_a_second() -> None:
+    assert two_cuts({"q:qk_dim": [0, 2]}, {"a": [0, 1, 4]}) == ("module", "module")
+
+
+def test_a_program_takes_back_the_scaling_of_a_first_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(self, x):
+        n, t, _ = x.shape
+        x = self.a(x)
+        q, k = (f(x).view(n, t, 2, -1).transpose(1, 2) for f in (self.q, self.k))
+        v = self.v(x).view(n, t, 2, 3).transpose(1, 2)  # a size in the code
+        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return self.b(y)
+
+    monkeypatch.setattr(Attention, "forward", forward)
+    assert two_cuts({"q:qk_dim": [0, 2]}, {"v:v_dim": [1, 2]}) == ("module", "program")

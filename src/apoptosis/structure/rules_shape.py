@@ -516,13 +516,13 @@ def slice_(step: Step) -> None:
         if end is not None and end <= n:
             step.size("end", after if end < 0 else sum_of([before, part]), negative=end < 0)
         axes[dim] = part
-    elif n % stride == 0 and first < stride and last == n:
+    elif n % stride == 0 and first < stride and last == n and (start or 0) >= 0:
         part, phase = step.fresh(n // stride), step.fresh(stride)
         step.equal(axes[dim], times(part, phase))
         step.pin(phase, f"only every {stride}th index is taken")
         axes[dim] = part
     else:
-        step.pin(axes[dim], f"every {stride}th index is taken, and the size is no multiple of that")
+        step.pin(axes[dim], f"every {stride}th index is taken, not from the start to the end")
         axes[dim] = step.fresh(step.call.outputs[0].shape[dim], pin="part of a pinned axis")
     step.out([algebra.resolve(expr) for expr in axes], through(x))
 
