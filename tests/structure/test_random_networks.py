@@ -153,3 +153,21 @@ def test_a_program_takes_back_the_scaling_of_a_first_cut(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Attention, "forward", forward)
     assert two_cuts({"q:qk_dim": [0, 2]}, {"v:v_dim": [1, 2]}) == ("module", "program")
+
+
+def test_states_written_through_a_view_are_no_zeros() -> None:
+    class Started(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.start, self.head = nn.Linear(3, 5), nn.Linear(5, 2)
+            self.cell = nn.GRU(3, 5, num_layers=2, batch_first=True)
+
+        def forward(self, x):
+            state = torch.zeros(2, x.shape[0], 5, dtype=x.dtype)
+            state[1] = self.start(x.mean(1))
+            return self.head(self.cell(x, state)[0])
+
+    torch.manual_seed(0)
+    model, x = Started().double(), torch.randn(2, 4, 3, dtype=torch.float64)
+    for group in trace(model, x).groups:
+        assert_cut_is_exact(model, x, {group.name: [0, 1, 4]})

@@ -348,6 +348,7 @@ def analyse_call(call: Call, context: Context) -> Facts:
         context.axes[value] = own
         if isinstance(flow, Everywhere):
             context.zeros.add(value)
+    context.zeros.difference_update(call.overwrites)
     return step.facts
 
 
