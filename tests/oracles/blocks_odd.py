@@ -241,3 +241,44 @@ class Calls(Block):
                 return torch.baddbmm(both.mean(-1, keepdim=True), both, own).flatten(1)
             case _:
                 return self.second.t().mv(h[0]) + (self.second.T @ h.T).T
+
+
+@block(2)
+class WeightViews(Block):
+    """A weight kept in another shape than it is used in: factored, turned, cut, repeated, used twice."""
+
+    def __init__(self, shape, pick):
+        super().__init__()
+        a, b = pick.of(2, 3, 4), pick.of(2, 3, 4)
+        self.a, self.b, c = a, b, shape[0]
+        self.way = pick.of(
+            "factors", "turned", "swapped", "halves", "tiled", "kron", "flat", "both"
+        )
+        self.weight = nn.Parameter(torch.randn(*pick.of((a * b, c), (a, b * c), (a * b * c,))))
+        self.small, self.act = nn.Parameter(torch.randn(a, b)), pick.act()
+        self.out = nn.Linear(a * b, pick.size(*shape))
+
+    def forward(self, x):
+        a, b, c = self.a, self.b, x.shape[1]
+        w = self.weight
+        match self.way:
+            case "factors":
+                h = torch.einsum("nc,abc->nab", x, w.view(a, b, c)).flatten(1)
+            case "turned":
+                h = F.linear(x, w.reshape(a, b, c).transpose(0, 1).reshape(a * b, c))
+            case "swapped":
+                h = x @ w.reshape(c, a * b)
+            case "halves":
+                h = torch.cat([F.linear(x, half) for half in w.reshape(-1, c).split(a)], 1)
+            case "tiled":
+                h = F.linear(x, w.view(-1, c)) * self.small[:, :1].repeat(1, b).flatten()
+            case "kron":
+                h = F.linear(
+                    x, w.view(-1, c) * torch.kron(self.small[:, 0], self.small[0])[:, None]
+                )
+            case "flat":
+                h = F.linear(x, w.flatten()[: a * b * c].view(a * b, c), self.small.view(-1))
+            case _:
+                h = F.linear(x, w.view(-1, c)).view(-1, a, b)
+                h = torch.einsum("nab,ac->nbc", h, self.small @ self.small.T).reshape(-1, a * b)
+        return self.out(self.act(h))
