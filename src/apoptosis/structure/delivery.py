@@ -43,7 +43,7 @@ def deliver(plan: Plan, network: Network, sizes: dict[Axis, int], *, exact: bool
     Raises:
         PlanMismatchError: neither does.
     """
-    because = "an earlier cut was delivered so"
+    because, sizes = "an earlier cut was delivered so", network.run.as_run(sizes)
     if network.skeleton is not None:
         try:
             return _as_module(plan, network, sizes, exact=exact)

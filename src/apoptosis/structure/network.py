@@ -20,8 +20,15 @@ class Run:
 
     model: nn.Module
     example: Example
+    """What it ran on."""
     signature: Signature
     analysis: Analysis
+    batch: Axis | None = None
+    """The batch, where it was doubled for the run because it was 1; its size now is among the network's sizes."""
+
+    def as_run(self, sizes: dict[Axis, int]) -> dict[Axis, int]:
+        """Sizes with the batch of the run."""
+        return {axis: size for axis, size in sizes.items() if axis is not self.batch}
 
     @property
     def is_meta(self) -> bool:

@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from apoptosis.modes import in_eval_mode
 from apoptosis.structure.arrangement import rearranged, tensors_in
 from apoptosis.structure.attributes import TracedInt
+from apoptosis.structure.known_values import KnownValues
 from apoptosis.structure.program import Call, ModuleCall, Program, Value, values_in
 
 __all__ = ["OWN_FOLDERS", "Example", "model_tensors", "record"]
@@ -105,6 +106,7 @@ class _Recorder(ProxyTorchDispatchMode):
         self._known: dict[int, tuple[weakref.ref[Tensor], Value]] = {}
         self._by_storage: dict[int, list[tuple[weakref.ref[Tensor], Value]]] = {}
         self._constants: list[Tensor] = []
+        self._known_values = KnownValues()
         self._stack: list[str] = [""]
         self._held: dict[int, Tensor] = {}
         names: dict[int, list[str]] = {}
@@ -140,7 +142,7 @@ class _Recorder(ProxyTorchDispatchMode):
         ]
         if func is torch.ops.aten.scaled_dot_product_attention.default:
             _check_heads(given)
-        result = func(*args, **kwargs)
+        result = self._known_values.run(func, args, kwargs)
         fixed = all(value.fixed for value in values_in(arguments)) and not _is_random(func)
         outputs: list[Value] = []
         overwrites = tuple(v for t in written for v in self._sharing(t))

@@ -2,6 +2,7 @@
 
 import inspect
 import traceback
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 from apoptosis.errors import TraceError
 from apoptosis.structure.analysis import Analysis, analyse
 from apoptosis.structure.attributes import Attribute, leaves, traced_attributes
-from apoptosis.structure.axes import Axis
 from apoptosis.structure.groups import find_groups, find_pinned, find_ties
 from apoptosis.structure.network import Network, Run
 from apoptosis.structure.recording import OWN_FOLDERS, Example, model_tensors, record
@@ -43,11 +43,11 @@ def trace(model: nn.Module, example_inputs: Any) -> "Structure":
     >>> structure.macs(), structure.macs(plan)
     (12384, 4644)
     """
-    example = Example.of(example_inputs)
-    sizes, analysis = _with_open_batch(model, example) or ({}, _analysed(model, example))
+    run = _with_open_batch(model, example := Example.of(example_inputs)) or _ran(model, example)
+    analysis = run.analysis
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     groups = [g for g in find_groups(analysis) if any(t in parameters for t, *_ in g.places)]
-    run = Run(model, example, inspect.signature(model.forward), analysis)
+    sizes = {} if run.batch is None else {run.batch: 1}
     skeleton = copy_with(model, {id(t): _meta(t) for t in model_tensors(model).values()})
     return Structure(
         groups=tuple(groups),
@@ -58,7 +58,7 @@ def trace(model: nn.Module, example_inputs: Any) -> "Structure":
     )
 
 
-def _analysed(model: nn.Module, example: Example) -> Analysis:
+def _ran(model: nn.Module, example: Example) -> Run:
     """Run a copy that shares the parameters; buffers, which a run may change, are its own."""
     shadow = copy_with(model, {id(p): p for p in model.parameters()})
     try:
@@ -66,24 +66,24 @@ def _analysed(model: nn.Module, example: Example) -> Analysis:
             program = record(shadow, example)
     except Exception as error:
         raise TraceError(_why_it_failed(model, example, error)) from error
-    return analyse(program)
+    return Run(model, example, inspect.signature(model.forward), analyse(program))
 
 
-def _with_open_batch(model: nn.Module, example: Example) -> tuple[dict[Axis, int], Analysis] | None:
+def _with_open_batch(model: nn.Module, example: Example) -> Run | None:
     """Run with every input doubled where there is one of each: an axis of size 1 could not be followed.
 
-    Gives the size of the batch as it was. None where the inputs have no batch of one, or the model does not take two.
+    None where the inputs have no batch of one, or the model does not take two.
     """
     tensors = example.tensors()
     if not tensors or any(t.ndim == 0 or t.shape[0] != 1 for t in tensors):
         return None
     try:
-        analysis = _analysed(model, example.map(lambda t: torch.cat([t, t])))
+        run = _ran(model, example.map(lambda t: torch.cat([t, t])))
     except TraceError:
         return None
-    axes = {analysis.axes[value][0].axis for value in analysis.program.inputs}
+    axes = {run.analysis.axes[value][0].axis for value in run.analysis.program.inputs}
     axis = axes.pop()
-    return None if axes or axis is None else ({axis: 1}, analysis)
+    return None if axes or axis is None else replace(run, batch=axis)
 
 
 def _meta(tensor: Tensor) -> Tensor:
