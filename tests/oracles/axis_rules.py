@@ -33,6 +33,7 @@ __all__ = [
     "assert_cuts_are_right",
     "assert_free_axes_are_expected",
     "assert_rule_holds",
+    "assert_sums_are_declared",
     "assert_zeros_are_zero",
     "overload",
 ]
@@ -204,6 +205,7 @@ def assert_rule_holds(trial: Trial) -> None:
     """Everything there is to ask."""
     assert_free_axes_are_expected(trial)
     assert_cuts_are_right(trial)
+    assert_sums_are_declared(trial)
     assert_zeros_are_zero(trial)
     assert_costs_are_counted(trial)
 
@@ -227,21 +229,70 @@ def assert_cut_is_right(trial: Trial, kept: Kept, *, rounding: float = ROUNDING)
 
     Where a statistic runs over an axis, or the results are random, at least their shapes are those of the kept parts.
     """
-    op, arguments = trial.cut(kept)
-    try:
-        found = tensors_in(op(**arguments))[: trial.sample.read]
-    except (RuntimeError, ValueError, IndexError) as error:
-        raise AssertionError(f"{trial.name} does not run on its cut tensors") from error
+    found = _cut_results(trial, kept)
     sizes = {axis: len(indices) for axis, indices in kept.items()}
     shapes = [tuple(size_of(expr, sizes) for expr in axes) for axes in trial.results]
     assert [tuple(t.shape) for t in found] == shapes, "cut results have other shapes than said"
     if not trial.is_determined or any(axis in trial.inexact for axis in kept):
         return
     zeroed = {v: _zeroed(t, trial.analysis.axes[v], kept) for v, t in trial.tensors.items()}
-    for own, whole, axes in zip(found, trial.run(zeroed), trial.results, strict=True):
+    _assert_kept_part(trial, found, trial.run(zeroed), kept, rounding)
+
+
+def assert_sums_are_declared(trial: Trial) -> None:
+    """Cutting equals zeroing even if only those tensors are zeroed that the rule's contractions need.
+
+    So elementwise operations need nothing to be zero; a product that sums over an axis needs one factor to be.
+    """
+    known, contractions = trial.analysis.axes, trial.facts.contractions
+    for kept in trial.choices(seed=2, num_joint=0):
+        if not trial.is_determined or any(axis in trial.inexact for axis in kept):
+            continue
+        found = _cut_results(trial, kept)
+        for chosen in _subsets(_places(trial, set(kept))):
+            summed = [
+                operands
+                for expr, operands in contractions
+                if not kept.keys().isdisjoint(expr.axes())
+            ]
+            if not all(any(place in chosen for place in operands) for operands in summed):
+                continue
+            tensors = {
+                value: _zeroed(
+                    tensor,
+                    [e if (value, d) in chosen else None for d, e in enumerate(known[value])],
+                    kept,
+                )
+                for value, tensor in trial.tensors.items()
+            }
+            _assert_kept_part(trial, found, trial.run(tensors), kept, ROUNDING)
+
+
+def _cut_results(trial: Trial, kept: Kept) -> list[Tensor]:
+    op, arguments = trial.cut(kept)
+    try:
+        return tensors_in(op(**arguments))[: trial.sample.read]
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise AssertionError(f"{trial.name} does not run on its cut tensors") from error
+
+
+def _assert_kept_part(
+    trial: Trial, found: list[Tensor], wholes: list[Tensor], kept: Kept, rounding: float
+) -> None:
+    for own, whole, axes in zip(found, wholes, trial.results, strict=True):
         torch.testing.assert_close(
             own, _taken(whole, axes, kept), rtol=rounding, atol=rounding, equal_nan=True
         )
+
+
+def _places(trial: Trial, axes: set[Axis]) -> list[tuple[Value, int]]:
+    """Where the tensors have any of the axes."""
+    return [
+        (value, dim)
+        for value in trial.tensors
+        for dim, expr in enumerate(trial.analysis.axes[value])
+        if not axes.isdisjoint(expr.axes())
+    ]
 
 
 def assert_zeros_are_zero(trial: Trial) -> None:
@@ -249,8 +300,7 @@ def assert_zeros_are_zero(trial: Trial) -> None:
     known = trial.analysis.axes
     for axis in trial.free:
         kept = {axis: np.arange(1, axis.size)}
-        places = [(v, d) for v in trial.tensors for d, e in enumerate(known[v]) if axis in e.axes()]
-        for chosen in _subsets(places):
+        for chosen in _subsets(_places(trial, {axis})):
             zeros = {v: frozenset((d, axis) for w, d in chosen if w is v) for v in trial.tensors}
             claims = [
                 flow_zeros(flow, axes, zeros, known)

@@ -16,6 +16,7 @@ from oracles.axis_rules import (
     assert_cut_is_right,
     assert_cuts_are_right,
     assert_free_axes_are_expected,
+    assert_sums_are_declared,
     assert_zeros_are_zero,
     overload,
 )
@@ -43,6 +44,11 @@ def test_as_many_axes_are_free_as_expected(trial: Trial) -> None:
 @pytest.mark.parametrize("trial", CASES)
 def test_the_operation_on_kept_parts_gives_the_kept_parts(trial: Trial) -> None:
     assert_cuts_are_right(trial)
+
+
+@pytest.mark.parametrize("trial", CASES)
+def test_nothing_is_summed_over_but_what_the_rule_declares(trial: Trial) -> None:
+    assert_sums_are_declared(trial)
 
 
 @pytest.mark.parametrize("trial", CASES)

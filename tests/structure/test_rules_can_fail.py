@@ -29,6 +29,7 @@ from oracles.axis_rules import (
     assert_cuts_are_right,
     assert_free_axes_are_expected,
     assert_rule_holds,
+    assert_sums_are_declared,
     assert_zeros_are_zero,
 )
 
@@ -38,6 +39,7 @@ Wrong = Callable[[Apply], Apply]
 CHECKS: dict[str, tuple[Callable[[Trial], None], str]] = {
     "free": (assert_free_axes_are_expected, "free axes"),
     "cut": (assert_cuts_are_right, "not close|does not run|other shapes"),
+    "sums": (assert_sums_are_declared, "not close"),
     "zeros": (assert_zeros_are_zero, "said to be zero"),
     "costs": (assert_costs_are_counted, "multiply-accumulates"),
 }
@@ -58,7 +60,7 @@ class Mistake:
 
 
 def silent(method: str) -> Wrong:
-    """The rule cannot say that: `pin`, `equal`, `size`, `statistic`."""
+    """The rule cannot say that: `pin`, `equal`, `size`, `statistic`, `contract`."""
 
     def wrong(right: Apply) -> Apply:
         def apply(step: Step) -> None:
@@ -125,7 +127,8 @@ def instead(other: Apply) -> Wrong:
     return lambda _right: other
 
 
-NO_PIN, NO_EQUATION, NO_SIZE, NO_STATISTIC = map(silent, ("pin", "equal", "size", "statistic"))
+NO_PIN, NO_EQUATION, NO_SIZE = map(silent, ("pin", "equal", "size"))
+NO_STATISTIC, NO_SUM = map(silent, ("statistic", "contract"))
 ZERO_WHERE_X_IS = zero_where(lambda step: through(next(values_in(step.call.arguments))))
 ZERO_WHERE_ANY_IS = zero_where(
     lambda step: AnyOf(
@@ -202,6 +205,9 @@ def half_the_costs(facts: Facts) -> None:
 MISTAKES = [
     # products
     Mistake("matmul.default", "letters transposed", instead(transposed_letters), "cut", 5),
+    Mistake("matmul.default", "no sum declared", NO_SUM, "sums"),
+    Mistake("conv2d.default", "no sum declared", NO_SUM, "sums"),
+    Mistake("scaled_dot_product_attention.default", "no sum declared", NO_SUM, "sums"),
     Mistake("linear.default", "bias not equated", NO_EQUATION, "cut"),
     Mistake("linear.default", "zero in spite of the bias", ZERO_WHERE_ANY_IS, "zeros"),
     Mistake("linear.default", "free", changed(lambda facts: facts.costs.clear()), "costs"),
@@ -237,6 +243,7 @@ MISTAKES = [
     Mistake("batch_norm.default", "statistics not equated", NO_EQUATION, "cut"),
     Mistake("group_norm.default", "(c g)", backwards("equal"), "cut"),
     Mistake("group_norm.default", "without a statistic", NO_STATISTIC, "cut"),
+    Mistake("_weight_norm.default", "no sum declared", NO_SUM, "sums"),
     Mistake("_weight_norm.default", "0/0 said to be 0", ZERO_WHERE_X_IS, "zeros"),
     # reductions
     Mistake("mean.dim", "said to be a sum", NO_STATISTIC, "cut"),
@@ -245,6 +252,8 @@ MISTAKES = [
     Mistake("logsumexp.default", "without a pin", NO_PIN, "cut"),
     Mistake("amax.default", "without a pin", NO_PIN, "free"),
     Mistake("cumsum.default", "without a pin", NO_PIN, "cut"),
+    Mistake("sum.dim_IntList", "no sum declared", NO_SUM, "sums"),
+    Mistake("linalg_vector_norm.default", "no sum declared", NO_SUM, "sums"),
     Mistake("sum.dim_IntList", "pinned", everything_pinned, "free"),
     Mistake("max_pool2d_with_indices.default", "indices of zeros are zero", ZEROS, "zeros"),
     # shapes
@@ -271,11 +280,13 @@ MISTAKES = [
     Mistake("index_put.default", "without a pin", NO_PIN, "cut"),
     Mistake("gather.default", "without a pin", NO_PIN, "cut"),
     Mistake("scatter_add.default", "said to keep zeros", ZERO_WHERE_X_IS, "zeros"),
+    Mistake("index_add.default", "no sum declared", NO_SUM, "sums"),
     Mistake("zeros.default", "size not measured", NO_SIZE, "cut"),
     Mistake("fill.Scalar", "always zero", ZEROS, "zeros"),
     # recurrent
     Mistake("lstm.input", "(hidden · gates)", backwards("equal"), "cut"),
     Mistake("gru.input", "(hidden · gates)", backwards("equal"), "cut"),
+    Mistake("gru.input", "no sum declared", NO_SUM, "sums"),
     Mistake("lstm.input", "nothing equated", NO_EQUATION, "cut"),
     Mistake("rnn_tanh.input", "batch of the states not pinned", NO_PIN, "free"),
     Mistake("lstm.input", "recurrent weights cost nothing", changed(half_the_costs), "costs"),
