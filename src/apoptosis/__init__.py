@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         paper_terms,
         reference_product,
     )
-    from apoptosis.structure import Plan, Structure, cut, cut_optimizer, trace, zero
+    from apoptosis.structure import Plan, Structure, cut, cut_optimizer, trace, verify, zero
     from apoptosis.task import Task
 
 __version__ = "0.1.0"
@@ -42,6 +42,7 @@ __all__ = [
     "paper_terms",
     "reference_product",
     "trace",
+    "verify",
     "zero",
 ]
 
@@ -75,5 +76,6 @@ _ROOMS = {
     "paper_terms": "curvature",
     "reference_product": "curvature",
     "trace": "structure",
+    "verify": "structure",
     "zero": "structure",
 }

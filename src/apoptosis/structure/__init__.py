@@ -5,7 +5,7 @@ are related (`rules`, `rules_*`); the algebra solves them (`axes`, `analysis`). 
 (`groups`, `kinds`), exact or not (`zero_flow`). A `Structure` (`structure`) answers for costs and resolves kept units
 into a `Plan` (`plan`), delivered as the user's own module where its code can run the new sizes (`delivery`,
 `attributes`, `sizing`, `scaling`, `multihead`), else as a rewritten program (`rewriting`). `surgery` and `cutting`
-carry plans out.
+carry plans out, `verification` checks them.
 
 Start with `tracing.trace`. This room knows nothing of curvature, scores or budgets.
 """
@@ -18,6 +18,7 @@ from apoptosis.structure.rewriting import CutProgram
 from apoptosis.structure.structure import Structure
 from apoptosis.structure.surgery import cut_optimizer, zero
 from apoptosis.structure.tracing import trace
+from apoptosis.structure.verification import Verification, verify
 
 __all__ = [
     "KINDS",
@@ -29,8 +30,10 @@ __all__ = [
     "Slice",
     "Structure",
     "Tie",
+    "Verification",
     "cut",
     "cut_optimizer",
     "trace",
+    "verify",
     "zero",
 ]

@@ -5,7 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from fractions import Fraction
 from functools import cached_property
+from math import lcm
 
 import numpy as np
 from torch import nn
@@ -99,6 +101,28 @@ class Structure:
     def unit_cost(self, name: str) -> tuple[int, int]:
         """MACs and parameters that removing one unit of a group saves, everything else as it is."""
         return self._costs.saved(self[name].axis, self._network.sizes)
+
+    def step(self, name: str) -> dict[str, int]:
+        """The smallest removal from a group that respects its ties: how many units, of it and of those tied to it.
+
+        >>> from torch import nn, zeros
+        >>> from apoptosis.structure import trace
+        >>> trace(nn.Sequential(nn.Linear(2, 8), nn.Linear(8, 2)), zeros(1, 2)).step("0")
+        {'0': 1}
+        """
+        weights, pending = {self[name].name: Fraction(1)}, [name]
+        while pending:
+            current = pending.pop()
+            for tie in self.ties:
+                own = dict(tie.members)
+                for other in own.keys() & self._by_name.keys() if current in own else ():
+                    if other not in weights:
+                        weights[other] = weights[current] * Fraction(own[other], own[current])
+                        pending.append(other)
+        common = lcm(*(weight.denominator for weight in weights.values()))
+        wholes = {other: int(weight * common) for other, weight in weights.items()}
+        together = lcm(*wholes.values())
+        return {other: together // whole for other, whole in wholes.items()}
 
     def plan(self, kept: Mapping[str, Iterable[int]]) -> Plan:
         """Resolve which units stay into what to slice and what to set; groups that are not named stay whole.
