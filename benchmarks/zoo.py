@@ -38,6 +38,7 @@ from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from importlib.metadata import version
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from rich.console import Console
@@ -300,22 +301,41 @@ def main(argv: list[str] | None = None) -> int:
             file.unlink()
     where = environment()
 
-    def work(job: tuple[str, bool]) -> Record:
-        record = measured(job[0], args.runs, peer=job[1])
-        print(f"{job[0]}{' (Torch-Pruning)' if job[1] else ''}: {record['status']}", flush=True)
-        return record
-
-    with ThreadPoolExecutor(args.jobs) as pool:
-        ours = list(pool.map(work, [(name, False) for name in names]))
-        peers = list(pool.map(work, [(name, True) for name in names])) if args.peer else []
-    show(ours, peers)
     folder = args.results or (RESULTS if args.only == "*" else None)
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        record = {"environment": where, "networks": ours, "torch_pruning": peers}
-        (folder / "structure_zoo.json").write_text(json.dumps(record, indent=1) + "\n")
-        (folder / "structure_zoo.md").write_text(markdown(ours, peers, where))
+    found: dict[tuple[str, bool], Record] = {}
+    lock = Lock()
+
+    def work(job: tuple[str, bool]) -> None:
+        record = measured(job[0], args.runs, peer=job[1])
+        with lock:
+            found[job] = record
+            if folder is not None:
+                write(folder, *_sorted(names, found), where)
+            print(f"{job[0]}{' (Torch-Pruning)' if job[1] else ''}: {record['status']}", flush=True)
+
+    jobs = [(name, peer) for peer in ((False, True) if args.peer else (False,)) for name in names]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        list(pool.map(work, jobs))
+    ours, peers = _sorted(names, found)
+    show(ours, peers)
     return int(any(record["status"] in BAD for record in ours))
+
+
+def _sorted(
+    names: list[str], found: dict[tuple[str, bool], Record]
+) -> tuple[list[Record], list[Record]]:
+    ours, peers = (
+        [found[name, peer] for name in names if (name, peer) in found] for peer in (False, True)
+    )
+    return ours, peers
+
+
+def write(folder: Path, ours: list[Record], peers: list[Record], where: dict[str, Any]) -> None:
+    """What is known so far."""
+    folder.mkdir(parents=True, exist_ok=True)
+    record = {"environment": where, "networks": ours, "torch_pruning": peers}
+    (folder / "structure_zoo.json").write_text(json.dumps(record, indent=1) + "\n")
+    (folder / "structure_zoo.md").write_text(markdown(ours, peers, where))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """What is asked of a cut network, written apart from the library that cut it.
 
 Costs are counted anew: parameters by `numel`, MACs by torch's own flop counter, which sees matrix products and
-convolutions where they are dispatched. It sees no fused attention (so attention is forced to its open form and the
-encoder's fast path is off) and no products by `mv` and `dot` (counted here). In float64 recurrent layers are taken
-apart into matrix products before it looks, in float32 they are not.
+convolutions where they are dispatched. It misses fused attention (so attention is forced to its open form, and the
+encoder's fast path is off), products by `mv`, `addmv` and `dot` (given to it here), and the fused LSTM of float32; in
+float64, which is what is measured, recurrent layers are taken apart into matrix products before it looks.
 """
 
 import copy
