@@ -36,8 +36,10 @@ def _samples(name: str) -> list[Sample]:
         states = [state, tensor(*state.shape, seed=9)] if gates == 4 else state
         return x, states, params, biases, layers, 0.0, False, directions == 2, True
 
+    time_first = (x.transpose(0, 1), *given(1, 1, biases=True)[1:-1], False)
     return [
         sample(*given(1, 1, biases=True), free="4 5"),
+        sample(*time_first, free="4 5"),
         sample(*given(1, 1, biases=False), free="4 5"),
         sample(*given(1, 2, biases=True), free="4"),
         sample(*given(2, 1, biases=True), free="4 5", read=1),
@@ -78,7 +80,7 @@ def recurrent(step: Step) -> None:
 
 def _cell(step: Step, x: Value, params: list[Value], current: Expr) -> Expr:
     """One direction of one layer; gives its hidden axis."""
-    w_input, w_hidden, *biases = params
+    w_input, w_hidden = params[:2]
     gates = GATES[step.call.name]
     gate, hidden = step.fixed([gates], "gates")[0], step.fresh(w_hidden.shape[1])
     for value in params:
