@@ -100,6 +100,7 @@ def index_select(step: Step) -> None:
         "take_along_dim.default": lambda: [
             sample(tensor(2, 5), integers(2, 3, below=5), -1, free="2"),
             sample(tensor(2, 5), integers(4, below=10), free="refused"),
+            sample(tensor(2, 5), integers(1, 3, below=5), 1, free="refused"),
         ],
     },
 )
@@ -111,6 +112,8 @@ def gather(step: Step) -> None:
     )
     if dim is None:
         raise Declined("without a dimension everything is flattened")
+    if step.call.outputs[0].shape != index.shape:
+        raise Declined("the indices are broadcast")
     step.pin(step.axes(x)[dim], "indices of it are looked up by number")
     _aligned_or_pinned(step, x, index, dim % x.ndim)
     step.out(list(step.axes(index)), Nowhere())

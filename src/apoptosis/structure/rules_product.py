@@ -34,6 +34,7 @@ def _linear_samples() -> list[Sample]:
         sample(tensor(4), tensor(5, 4), free="4 5"),
         sample(tensor(4), tensor(5, 4), tensor(5), free="4 5"),
         sample(tensor(2, 4), tensor(1, 4), tensor(1), free="2 4"),
+        sample(tensor(2, 3, 4), tensor(4), free="2 3 4"),
         sample(tensor(2, 1), tensor(5, 1), tensor(5), free="2 5"),
         sample(tensor(4, 4), tensor(4, 4, seed=1), free="4 4 4"),
     ]

@@ -236,7 +236,11 @@ def _ordered(step: Step, x: Value, dims: list[int], why: str) -> None:
     samples={
         **dict.fromkeys(
             ["softmax.int", "log_softmax.int"],
-            lambda: [sample(tensor(2, 3, 4), 1, free="2 4"), sample(tensor(2, 3), -1, free="2")],
+            lambda: [
+                sample(tensor(2, 3, 4), 1, free="2 4"),
+                sample(tensor(2, 3), -1, free="2"),
+                sample(tensor(), 0, free=""),
+            ],
         ),
         **dict.fromkeys(
             ["_softmax.default", "_log_softmax.default"],
@@ -247,7 +251,7 @@ def _ordered(step: Step, x: Value, dims: list[int], why: str) -> None:
 def softmax(step: Step) -> None:
     """The axis competes for one unit of probability and stays whole."""
     x = step.args[0]
-    step.pin(step.axes(x)[step["dim"]], "softmax runs over it")
+    _ordered(step, x, _dims(step, x), "softmax runs over it")
     step.same(x, flow=Nowhere())
 
 
@@ -265,7 +269,11 @@ CUMULATIVE = [
     samples={
         **dict.fromkeys(
             CUMULATIVE,
-            lambda: [sample(tensor(2, 3, 4), 1, free="2 4"), sample(tensor(2, 3), -1, free="2")],
+            lambda: [
+                sample(tensor(2, 3, 4), 1, free="2 4"),
+                sample(tensor(2, 3), -1, free="2"),
+                sample(tensor(), 0, free=""),
+            ],
         ),
         **dict.fromkeys(
             ["sort.default", "argsort.default"],
@@ -302,7 +310,8 @@ def by_place(step: Step) -> None:
     else:
         given: Any = step.call.arguments.get("dim", step.call.arguments.get("dims"))
         given = given if isinstance(given, list) else [given]
-        dims = [d % x.ndim for d in given] if given and None not in given else list(range(x.ndim))
+        whole = not x.ndim or not given or None in given
+        dims = list(range(x.ndim)) if whole else [d % x.ndim for d in given]
     _ordered(step, x, dims, "its order matters here")
     for out in step.call.outputs:
         axes: list[Expr] = [
