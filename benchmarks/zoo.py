@@ -81,7 +81,7 @@ def measured(name: str, folder: Path, *, peer: bool) -> Record:
     if not out.exists():
         start = time.perf_counter()
         record = _from_child(name, out, peer=peer)
-        record["wall_s"] = time.perf_counter() - start
+        record |= {"wall_s": time.perf_counter() - start, "commit": _commit()}
         out.write_text(json.dumps(record, indent=1))
     return json.loads(out.read_text())
 
@@ -115,6 +115,10 @@ def _from_child(name: str, out: Path, *, peer: bool) -> Record:
 HEADS = (
     *("network", "status", "MACs", "kept", "error", "costs", "saved", "train", "batch", "groups"),
     *("exact", "kinds", "as", "own", "trace s", "plan s"),
+)
+SHORT_HEADS = (
+    *("network", "status", "MACs", "kept", "error", "checks", "groups", "exact", "as", "own"),
+    "trace s",
 )
 EXPLANATION = (
     "MACs are those of one sample. What is checked, and how, is said at the top of `benchmarks/zoo.py`; *error* is the"
@@ -204,7 +208,6 @@ def environment() -> dict[str, Any]:
     packages = ("torch", "torchvision", "timm", "transformers", "torch-pruning")
     return {
         "command": shlex.join(["python", *sys.argv]),
-        "commit": _commit(),
         "seed": SEED,
         "python": platform.python_version(),
         **{name: version(name) for name in packages},
@@ -252,15 +255,17 @@ def markdown(ours: list[Record], peers: list[Record], where: dict[str, Any]) -> 
 
 
 def show(ours: list[Record], peers: list[Record]) -> None:
-    """The table on the terminal."""
-    console = Console()
-    table = Table(*HEADS[:11], *HEADS[12:], *(PEER_HEADS[:1] if peers else ()))
+    """The table on the terminal, in short."""
+    console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=150)
+    table = Table(*SHORT_HEADS, *(PEER_HEADS[:1] if peers else ()))
     peer_of = {record["id"]: record for record in peers}
     for record in ours:
-        row = cells(record)
-        style = {"pass": "green", "refused": "yellow"}.get(record["status"], "bold red")
+        row = dict(zip(HEADS, cells(record), strict=True))
+        style = {"pass": "green", "refused": "yellow", "inexact": "yellow"}
+        row["status"] = f"[{style.get(record['status'], 'bold red')}]{record['status']}[/]"
+        row["checks"] = f"{sum(not text for text in record['checks'].values())}/{len(CHECKS)}"
         more = peer_cells(peer_of.get(record["id"]))[:1] if peers else ()
-        table.add_row(row[0], f"[{style}]{row[1]}[/]", *row[2:11], *row[12:], *more)
+        table.add_row(*(row[head] for head in SHORT_HEADS), *more)
     console.print(table)
     console.print(f"{len(ours)} networks: {tally(ours)}")
     if peers:
@@ -331,7 +336,8 @@ def _sorted(
 
 
 def write(folder: Path, ours: list[Record], peers: list[Record], where: dict[str, Any]) -> None:
-    """What is known so far."""
+    """What is known so far; a run that went on after an interruption may span several commits."""
+    where = where | {"commit": ", ".join(sorted({r.get("commit", "unknown") for r in ours}))}
     folder.mkdir(parents=True, exist_ok=True)
     record = {"environment": where, "networks": ours, "torch_pruning": peers}
     (folder / "structure_zoo.json").write_text(json.dumps(record, indent=1) + "\n")
