@@ -36,6 +36,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from threading import Lock
@@ -67,11 +68,10 @@ def run_one(name: str, out: Path, *, peer: bool) -> None:
 
     torch.set_num_threads(1)
     import zoo_models
-    import zoo_ours
-    import zoo_peer
 
+    measurer = import_module("zoo_peer" if peer else "zoo_ours")
     entry = next(entry for entry in zoo_models.ENTRIES if entry.id == name)
-    record = (zoo_peer if peer else zoo_ours).measure(entry, SEED)
+    record = measurer.measure(entry, SEED)
     out.write_text(json.dumps(record, indent=1, default=str))
 
 
@@ -219,8 +219,11 @@ def _commit() -> str:
         command = ["git", "-C", str(HERE.parent), *args]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
-    changed = git("status", "-s", "--", "src", "benchmarks")
-    return git("rev-parse", "--short", "HEAD") + ("+changes" if changed else "")
+    try:
+        changed = git("status", "-s", "--", "src", "benchmarks")
+        return git("rev-parse", "--short", "HEAD") + ("+changes" if changed else "")
+    except (OSError, subprocess.CalledProcessError):  # a copy without its history
+        return os.environ.get("GIT_COMMIT", "unknown")
 
 
 def markdown(ours: list[Record], peers: list[Record], where: dict[str, Any]) -> str:

@@ -21,7 +21,10 @@ from torch import nn
 from oracles.library import define_torchvision_ops, float64_everywhere, transformers_model
 from zoo_toys import TOYS
 
-__all__ = ["ENTRIES", "Entry", "build"]
+__all__ = ["BATCH", "ENTRIES", "OTHER_BATCH", "SHARE", "Entry", "build"]
+
+SHARE = 0.6  # of the MACs that a cut shall leave
+BATCH, OTHER_BATCH = 2, 3
 
 WORDS = 97
 LENGTH = 7

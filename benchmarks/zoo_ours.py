@@ -11,14 +11,12 @@ from torch import nn
 from apoptosis.errors import ApoptosisError
 from apoptosis.structure import Plan, Structure, cut, trace, zero
 from zoo_checks import call, difference, recount_macs, round_trips, trains
-from zoo_models import Entry, build
+from zoo_models import BATCH, OTHER_BATCH, SHARE, Entry, build
 from zoo_plans import Bundle, bundles_of, kept_units, random_counts
 
-__all__ = ["BATCH", "OTHER_BATCH", "SHARE", "TOLERANCE", "measure"]
+__all__ = ["TOLERANCE", "measure"]
 
-SHARE = 0.6
 SHARE_SLACK = 0.01
-BATCH, OTHER_BATCH = 2, 3
 TOLERANCE = 1e-10
 MOST_SINGLE_CUTS = 40
 SINGLE_CUTS_S = 30.0

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo_checks import call, difference, float_outputs, recount_macs, round_trips, trains
-from zoo_models import Entry, build
-from zoo_ours import BATCH, OTHER_BATCH, SHARE
+from zoo_models import BATCH, OTHER_BATCH, SHARE, Entry, build
 
 __all__ = ["LIMIT_S", "measure"]
 
