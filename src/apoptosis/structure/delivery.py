@@ -210,9 +210,9 @@ def _different_argument(
 
 
 def _plain(argument: Any) -> Any:
-    """Without tensors and devices: those of a meta run differ and do not matter."""
+    """Without tensors, devices and profiling handles: those of a meta run differ and do not matter."""
     argument = map_values(argument, lambda _: None)
-    beside = (torch.device, torch.layout, torch.memory_format)
+    beside = (torch.device, torch.layout, torch.memory_format, torch.ScriptObject)
     return None if isinstance(argument, beside) else argument
 
 

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from fractions import Fraction
 from functools import cached_property
 from math import lcm
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -68,6 +69,7 @@ class Structure:
         Raises:
             ConfigError: an unknown kind, or nothing is chosen.
         """
+        kinds, names = _texts(kinds, "kinds"), _texts(names, "names") or []
         unknown = [kind for kind in kinds or () if kind not in KINDS]
         if unknown:
             raise ConfigError(f"There is no kind {unknown[0]!r}. The kinds are {', '.join(KINDS)}.")
@@ -206,7 +208,7 @@ class Structure:
         if plan is None:
             return self._network.sizes
         if not isinstance(plan, Plan):
-            return self._network.sizes | {self[name].axis: num for name, num in plan.items()}
+            return self._network.sizes | {self._axis(name, num): num for name, num in plan.items()}
         if plan.fingerprint != self.fingerprint:
             raise PlanMismatchError(
                 f"The plan was made for another network (fingerprint {plan.fingerprint}, this one is "
@@ -217,20 +219,28 @@ class Structure:
     def _cut_tensors(self, axes: Mapping[Axis, Indices]) -> tuple[TensorCut, ...]:
         analysis = self._network.run.analysis
         cuts: list[TensorCut] = []
+        spared = analysis.spared()
         for value in analysis.tensors():
             exprs = analysis.axes[value]
             touched = [d for d, e in enumerate(exprs) if any(axis in axes for axis in e.axes())]
             if touched:
                 kept = {dim: kept_indices(exprs[dim], axes, self._network.sizes) for dim in touched}
                 shape = tuple(size_of(expr, self._network.sizes) for expr in exprs)
-                cuts.append(TensorCut(value.names, shape, kept))
+                left = tuple(dim for dim in touched if (value, dim) in spared)
+                cuts.append(TensorCut(value.names, shape, kept, left))
         return tuple(cuts)
+
+    def _axis(self, name: str, num: int) -> Axis:
+        group = self[name]
+        if not 1 <= num <= group.size:
+            raise PlanMismatchError(
+                f"Group {name!r} cannot keep {num} units; it has {group.size}, and 1 at least must stay."
+            )
+        return group.axis
 
     def _checked(self, name: str, kept: Iterable[int]) -> Indices:
         group = self[name]
-        units = np.asarray(
-            kept if isinstance(kept, np.ndarray) else [int(u) for u in kept], dtype=np.int64
-        )
+        units = _as_indices(name, kept)
         if len(units) and (units.min() < 0 or units.max() >= group.size):
             wrong = int(units[(units < 0) | (units >= group.size)][0])
             raise PlanMismatchError(
@@ -259,7 +269,29 @@ class Structure:
             some = ", ".join(f"{g.name} ({g.kind}, {g.size})" for g in self.groups[:4])
             return f"There are {len(self.groups)} groups: {some}{', …' if len(self.groups) > 4 else ''}."
         reasons = list(dict.fromkeys(f"{pin.tensor}: {pin.reason}" for pin in self.pinned))[:4]
-        return f"Nothing in this model can shrink. {'; '.join(reasons)}."
+        return f"Nothing in this model can shrink. {'; '.join(reasons) or 'It has no parameters'}."
+
+
+def _texts(given: Iterable[str] | None, option: str) -> list[str] | None:
+    if isinstance(given, str):
+        raise ConfigError(f"{option}={given!r} is one text; a list is meant: {option}=[{given!r}].")
+    return None if given is None else list(given)
+
+
+def _as_indices(name: str, kept: Any) -> Indices:
+    """Whole numbers in any form; a mask or fractions, read as indices, would keep what nobody asked for."""
+    try:
+        # An empty list is float to numpy.
+        found = np.asarray(kept if hasattr(kept, "__array__") else list(kept))
+        found = found.astype(np.int64) if found.size == 0 else found
+    except (TypeError, ValueError, RuntimeError):
+        found = None
+    if found is None or found.ndim != 1 or found.dtype.kind not in "iu" or isinstance(kept, str):
+        raise PlanMismatchError(
+            f"Group {name!r} is given {str(kept)[:60]!r} ({type(kept).__name__}). Give the indices of the units to "
+            "keep: a list, array or tensor of whole numbers in one dimension (of a mask, `mask.nonzero()[0]`)."
+        )
+    return found.astype(np.int64)
 
 
 def _shapes_after(

@@ -115,9 +115,12 @@ def cut_optimizer(
     columns, with 1 for the rest) in the dimensions it has; counters are copied.
 
     Raises:
-        PlanMismatchError: the optimiser is for another model, or its state cannot be cut along.
+        PlanMismatchError: the optimiser is for another model, `small` is not what the plan makes of the model, or
+            state cannot be cut along.
     """
     held, new = check_fits(model, plan), model_tensors(small)
+    for cut in plan.tensors:
+        _check_is_cut(new, cut)
     cuts = {id(held[cut.names[0]]): cut for cut in plan.tensors}
     known = {id(p): name for name, p in held.items()}
     given = [p for group in optimizer.param_groups for p in group["params"]]
@@ -142,6 +145,19 @@ def cut_optimizer(
             for key, item in state.items()
         }
     return made
+
+
+def _check_is_cut(small: dict[str, Tensor], cut: TensorCut) -> None:
+    for name in cut.names:
+        if name not in small:
+            raise PlanMismatchError(
+                f"The plan cuts {name!r}, but the cut model has no {name!r}. Pass what `cut(model, plan)` gave."
+            )
+        if (found := tuple(small[name].shape)) != cut.new_shape:
+            raise PlanMismatchError(
+                f"{name!r} of the cut model has shape {found}; the plan makes it {cut.new_shape}. Pass what "
+                "`cut(model, plan)` gave."
+            )
 
 
 def _cut_state(state: Tensor, parameter: Tensor, cut: TensorCut | None) -> Tensor:

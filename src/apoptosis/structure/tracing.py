@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from apoptosis.errors import TraceError
+from apoptosis.errors import ModelError, TraceError
 from apoptosis.structure.analysis import Analysis, analyse
 from apoptosis.structure.attributes import Attribute, leaves, traced_attributes
 from apoptosis.structure.groups import find_groups, find_pinned, find_ties
@@ -33,7 +33,7 @@ def trace(model: nn.Module, example_inputs: Any) -> "Structure":
 
     Raises:
         TraceError: the model does not run on these inputs.
-        ModelError: the model cannot be copied.
+        ModelError: the model is no module, a compiled one, or cannot be copied.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3))
     >>> structure = trace(net, torch.zeros(1, 3, 8, 8))
@@ -43,6 +43,7 @@ def trace(model: nn.Module, example_inputs: Any) -> "Structure":
     >>> structure.macs(), structure.macs(plan)
     (12384, 4644)
     """
+    _check_model(model)
     run = _with_open_batch(model, example := Example.of(example_inputs)) or _ran(model, example)
     analysis = run.analysis
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -56,6 +57,18 @@ def trace(model: nn.Module, example_inputs: Any) -> "Structure":
         shapes={name: tuple(t.shape) for name, t in model.state_dict(keep_vars=True).items()},
         _network=Network(run, sizes, _attribute_values(analysis, model), skeleton),
     )
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            f"`trace` was given a {type(model).__name__}; it takes a torch.nn.Module, whose tensors have names."
+        )
+    if type(model).__name__ == "OptimizedModule":  # importing its class takes a second
+        raise ModelError(
+            "The model is a compiled one, whose sizes are frozen in its code. Take the original (`model._orig_mod`): "
+            "trace the model, cut it, and compile the cut one."
+        )
 
 
 def _ran(model: nn.Module, example: Example) -> Run:
