@@ -27,6 +27,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import resource
 import shlex
 import signal
@@ -203,11 +204,11 @@ def tally(records: list[Record]) -> str:
     return ", ".join(f"{num} {status}" for status, num in counts.most_common())
 
 
-def environment() -> dict[str, Any]:
-    """Where and with what the numbers were made."""
+def environment(command: str) -> dict[str, Any]:
+    """With what the numbers were made."""
     packages = ("torch", "torchvision", "timm", "transformers", "torch-pruning")
     return {
-        "command": shlex.join(["python", *sys.argv]),
+        "command": command,
         "seed": SEED,
         "python": platform.python_version(),
         **{name: version(name) for name in packages},
@@ -307,7 +308,9 @@ def main(argv: list[str] | None = None) -> int:
     if args.fresh:
         for file in args.runs.glob("*.json"):
             file.unlink()
-    where = environment()
+    options = ["--peer"] if args.peer else []
+    options += [] if args.only == "*" else ["--only", args.only]
+    where = environment(shlex.join(["python", "benchmarks/zoo.py", *options]))
 
     folder = args.results or (RESULTS if args.only == "*" else None)
     found: dict[tuple[str, bool], Record] = {}
@@ -343,8 +346,13 @@ def write(folder: Path, ours: list[Record], peers: list[Record], where: dict[str
     where = where | {"commit": ", ".join(sorted({r.get("commit", "unknown") for r in ours}))}
     folder.mkdir(parents=True, exist_ok=True)
     record = {"environment": where, "networks": ours, "torch_pruning": peers}
-    (folder / "structure_zoo.json").write_text(json.dumps(record, indent=1) + "\n")
-    (folder / "structure_zoo.md").write_text(markdown(ours, peers, where))
+    (folder / "structure_zoo.json").write_text(_relative(json.dumps(record, indent=1)) + "\n")
+    (folder / "structure_zoo.md").write_text(_relative(markdown(ours, peers, where)))
+
+
+def _relative(text: str) -> str:
+    """Without the folders of this machine."""
+    return re.sub(r"[^\s\"'(]*/site-packages/", "", text).replace(f"{HERE.parent}/", "")
 
 
 if __name__ == "__main__":

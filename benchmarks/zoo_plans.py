@@ -104,7 +104,7 @@ def _refined(
             break
         trial = list(steps)
         for place in rng.sample(range(len(bundles)), rng.randint(1, min(3, len(bundles)))):
-            moved = trial[place] + rng.choice((1, -1))
+            moved = trial[place] + rng.choice((-2, -1, 1, 2))
             trial[place] = min(max(moved, bundles[place].fewest), bundles[place].steps)
         if (distance := miss(trial)) < now:
             steps, now = trial, distance
