@@ -44,6 +44,10 @@ class Analysis:
     axes: dict[Value, tuple[Expr, ...]]
     facts: dict[Call, Facts]
 
+    def spared(self) -> set[tuple[Value, int]]:
+        """Dimensions of tensors that the zeroed twin leaves alone."""
+        return {place for facts in self.facts.values() for place in facts.spared}
+
     def tensors(self) -> list[Value]:
         """The model's own tensors that the run used, each once, in the model's order."""
         used = {value for call in self.program.calls for value in values_in(call.arguments)}

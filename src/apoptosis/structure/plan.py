@@ -28,6 +28,8 @@ class TensorCut:
     names: tuple[str, ...]
     shape: tuple[int, ...]
     kept: dict[int, Indices] = field(repr=False)
+    spared: tuple[int, ...] = ()
+    """Dimensions along which the zeroed twin keeps its numbers: they are divided by their own length."""
 
     @property
     def new_shape(self) -> tuple[int, ...]:
@@ -144,6 +146,7 @@ class Plan:
                         "names": cut.names,
                         "shape": cut.shape,
                         "kept": {str(dim): _ranges(own) for dim, own in cut.kept.items()},
+                        "spared": cut.spared,
                     }
                     for cut in self.tensors
                 ],
@@ -196,6 +199,7 @@ def _read(data: Mapping[str, Any]) -> Plan:
                 tuple(cut["names"]),
                 tuple(int(n) for n in cut["shape"]),
                 {int(d): _indices(own, cut["shape"][int(d)]) for d, own in cut["kept"].items()},
+                tuple(int(d) for d in cut["spared"]),
             )
             for cut in data["tensors"]
         ),
@@ -252,7 +256,7 @@ def _composed(first: TensorCut, second: TensorCut) -> TensorCut:
     kept = dict(first.kept)
     for dim, own in second.kept.items():
         kept[dim] = first.kept[dim][own] if dim in first.kept else own
-    return TensorCut(first.names, first.shape, kept)
+    return TensorCut(first.names, first.shape, kept, tuple({*first.spared, *second.spared}))
 
 
 def moved_scalings(

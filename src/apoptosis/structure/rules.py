@@ -162,6 +162,8 @@ class Facts:
     kinds: list[tuple[Expr, str]] = field(default_factory=list)
     ties: list[tuple[Expr, ...]] = field(default_factory=list)
     floors: list[Expr] = field(default_factory=list)
+    spared: list[tuple[Value, int]] = field(default_factory=list)
+    """Dimensions of tensors that the zeroed twin leaves alone: zeros there would be divided by their own length."""
     flows: list[Flow] = field(default_factory=list)
     replacement: Callable[[Callable[[Expr], Any]], tuple[Any, dict[str, Any]]] | None = None
     """The call in a form that can express unequal sizes: a function from size of an axis to operation and arguments."""
@@ -220,6 +222,8 @@ class Step:
 
     def equal(self, a: Expr, b: Expr) -> None:
         """Index i of one is index i of the other."""
+        if algebra.size_of(a) != algebra.size_of(b):
+            raise Declined("its operands are broadcast in a way that the rule does not know")
         algebra.equate(a, b, self._reason("the two shapes do not divide into common factors"))
 
     def pin(self, expr: Expr, why: str, *, quiet: bool = False) -> None:
@@ -254,6 +258,10 @@ class Step:
     def tie(self, *exprs: Expr) -> None:
         """These must keep equally many indices, whichever they are."""
         self.facts.ties.append(exprs)
+
+    def spare(self, value: Value, dim: int) -> None:
+        """Zeros along that dimension would give 0/0, and something else is zero there anyway."""
+        self.facts.spared.append((value, dim))
 
     def out(self, axes: list[Expr], flow: Flow) -> None:
         """The axes of the next result, and where it is zero."""

@@ -177,6 +177,7 @@ def weight_norm(step: Step) -> None:
         if own == dim % v.ndim:
             step.equal(step.axes(v)[own], step.axes(g)[own])
             step.role(g, own, "producer")
+            step.spare(v, own)
         else:
             step.contract(step.axes(v)[own], (v, own))
     rows = [own if own == dim % v.ndim else None for own in range(v.ndim)]

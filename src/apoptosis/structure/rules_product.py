@@ -112,8 +112,10 @@ def mm(step: Step) -> None:
 @axis_rule(
     "mv.default",
     "dot.default",
+    "vdot.default",
     family=FAMILY,
     samples={
+        "vdot.default": lambda: [sample(tensor(4), tensor(4, seed=1), free="4")],
         "mv.default": lambda: [sample(tensor(3, 4), tensor(4), free="3 4")],
         "dot.default": lambda: [sample(tensor(4), tensor(4, seed=1), free="4")],
     },

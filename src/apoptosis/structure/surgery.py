@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
-from torch.nn.utils.weight_norm import WeightNorm
 
 from apoptosis.errors import ModelError, PlanMismatchError
+from apoptosis.modes import in_eval_mode
 from apoptosis.structure.multihead import CutAttention
 from apoptosis.structure.plan import Plan, TensorCut
 from apoptosis.structure.recording import model_tensors
@@ -36,37 +35,19 @@ def zero(model: AnyModel, plan: Plan) -> AnyModel:
 
     In eval mode it gives what the cut model gives, for every group that is exact.
     """
-    held, directions = check_fits(model, plan), _directions(model)
+    held = check_fits(model, plan)
     made: dict[int, Tensor] = {}
     for cut in plan.tensors:
         tensor = held[cut.names[0]]
         new = tensor.detach().clone()
         if tensor.is_floating_point() or tensor.is_complex():
-            for dim, kept in cut.kept.items():
-                if directions.get(id(tensor)) == dim:
-                    continue
+            for dim in cut.kept.keys() - set(cut.spared):
                 gone = torch.ones(tensor.shape[dim], dtype=torch.bool, device=tensor.device)
-                gone[torch.as_tensor(kept, device=tensor.device)] = False
+                gone[torch.as_tensor(cut.kept[dim], device=tensor.device)] = False
                 shape = [-1 if d == dim else 1 for d in range(tensor.ndim)]
                 new.masked_fill_(gone.view(shape), 0)
         made[id(tensor)] = like(new, tensor)
     return copy_with(model, made)
-
-
-def _directions(model: nn.Module) -> dict[int, int]:
-    """Weights that `weight_norm` divides by their length, and the dimension along which each entry has its own.
-
-    A length of zero removes the unit; a direction of zero would be 0/0.
-    """
-    found: dict[int, int] = {}
-    for module in model.modules():
-        for chain in getattr(module, "parametrizations", {}).values():
-            if isinstance(chain[0], parametrizations._WeightNorm):
-                found[id(chain.original1)] = chain[0].dim
-        for hook in module._forward_pre_hooks.values():
-            if isinstance(hook, WeightNorm):
-                found[id(getattr(module, f"{hook.name}_v"))] = hook.dim
-    return found
 
 
 def cut_module(model: AnyModel, plan: Plan) -> AnyModel:
@@ -82,8 +63,11 @@ def cut_module(model: AnyModel, plan: Plan) -> AnyModel:
             items[where.place] = change.new
             value = type(getattr(module, where.name))(items)
         setattr(module, where.name, value)
-    for module in small.modules():
-        refresh_sizes(module)
+    with in_eval_mode(
+        small
+    ):  # to read a parametrised weight is to compute it; spectral_norm learns when it trains
+        for module in small.modules():
+            refresh_sizes(module)
     for shape in plan.attentions:
         CutAttention.become_(modules[shape.module], shape)  # type: ignore[arg-type]
     return small
@@ -161,12 +145,13 @@ def _check_is_cut(small: dict[str, Tensor], cut: TensorCut) -> None:
 
 
 def _cut_state(state: Tensor, parameter: Tensor, cut: TensorCut | None) -> Tensor:
-    if cut is None or state.ndim != parameter.ndim:
+    if cut is None or (state.ndim != parameter.ndim and state.numel() == 1):
         return state.detach().clone()
     for dim, kept in cut.kept.items():
-        if state.shape[dim] == parameter.shape[dim]:
+        fits = state.ndim == parameter.ndim
+        if fits and state.shape[dim] == parameter.shape[dim]:
             state = state.index_select(dim, torch.as_tensor(kept, device=state.device))
-        elif state.shape[dim] != 1:
+        elif not fits or state.shape[dim] != 1:
             raise PlanMismatchError(
                 f"Optimiser state of shape {tuple(state.shape)} belongs to a parameter of shape "
                 f"{tuple(parameter.shape)} and cannot be cut along. Make a new optimiser for the cut model."

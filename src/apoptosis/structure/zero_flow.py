@@ -37,9 +37,11 @@ def inexact_axes(analysis: Analysis) -> dict[Axis, str]:
     """Axes whose cut differs from zeroing, and why."""
     zeros: dict[Value, Zeros] = {}
     inexact: dict[Axis, str] = {}
+    spared = analysis.spared()
     for value in analysis.program.tensors.values():
         if value.dtype.is_floating_point or value.dtype.is_complex:
-            zeros[value] = _pairs(analysis.axes[value])
+            pairs = _pairs(analysis.axes[value])
+            zeros[value] = frozenset((d, axis) for d, axis in pairs if (value, d) not in spared)
     for call in analysis.program.calls:
         facts = analysis.facts[call]
         for axis, why in _spoilt_by(facts, zeros):
