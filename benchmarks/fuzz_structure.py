@@ -50,6 +50,8 @@ class Totals:
     blocks: Counter[str] = field(default_factory=Counter)
     failures: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
+    commits: list[str] = field(default_factory=list)
+    """Of the code that ran, one for each time the run was started or resumed."""
 
     def add(self, network: RandomNetwork, report: Report) -> None:
         self.networks += 1
@@ -75,6 +77,7 @@ def main() -> int:
     totals = Totals(options.seed)
     if options.resume and options.out.exists():
         totals = read(options.out, options.seed)
+    totals.commits.append(f"{commit()} from seed {options.seed + totals.networks}")
     since, end = time.time() - totals.seconds, options.seed + options.networks
     for seed in range(options.seed + totals.networks, end):
         if options.minutes and time.time() - since > 60 * options.minutes:
@@ -150,7 +153,7 @@ def summary(totals: Totals) -> str:
 def write(totals: Totals, path: Path) -> None:
     environment = {
         "command": shlex.join(["python", "benchmarks/fuzz_structure.py", *sys.argv[1:]]),
-        "commit": commit(),
+        "commit": "; ".join(totals.commits),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "tolerance": TOLERANCE,
