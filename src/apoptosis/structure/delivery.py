@@ -219,10 +219,9 @@ def _plain(argument: Any) -> Any:
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
         return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
-    if isinstance(a, float) or isinstance(b, float):
-        numbers = isinstance(a, (int, float)) and isinstance(b, (int, float))
-        return numbers and (a == b or isclose(a, b, rel_tol=1e-12))
-    return a == b
+    if type(a) is float and type(b) is float:
+        return a == b or isclose(a, b, rel_tol=1e-12)
+    return bool(a == b)
 
 
 def _meta(tensor: torch.Tensor) -> torch.Tensor:
