@@ -18,7 +18,7 @@ groups, cut, and check
     python benchmarks/zoo.py --peer
     python benchmarks/zoo.py --only 'timm*' --fresh
 
-Results of single networks are kept in runs/zoo, so an interrupted run goes on where it was; `--fresh` forgets them.
+Results of single networks are kept in runs/zoo, so an interrupted run goes on where it was; `--fresh` starts anew.
 Exit code 1 if a network is wrong or hangs. Where exact groups cannot reach 60 %, inexact ones are cut as well (status
 `inexact`): those plans have no twin; a plan of the exact groups alone is compared, and all else is checked.
 """
@@ -78,13 +78,17 @@ def run_one(name: str, out: Path, *, peer: bool) -> None:
 
 def measured(name: str, folder: Path, *, peer: bool) -> Record:
     """In the parent: the record of one network, from the run folder or from a new child."""
-    out = folder / f"{name.replace(' ', '_').replace('/', '_')}{'.peer' if peer else ''}.json"
+    out = _file(folder, name, peer=peer)
     if not out.exists():
         start = time.perf_counter()
         record = _from_child(name, out, peer=peer)
         record |= {"wall_s": time.perf_counter() - start, "commit": _commit()}
         out.write_text(json.dumps(record, indent=1))
     return json.loads(out.read_text())
+
+
+def _file(folder: Path, name: str, *, peer: bool) -> Path:
+    return folder / f"{name.replace(' ', '_')}{'.peer' if peer else ''}.json"
 
 
 def _from_child(name: str, out: Path, *, peer: bool) -> Record:
@@ -122,9 +126,10 @@ SHORT_HEADS = (
     "trace s",
 )
 EXPLANATION = (
-    "MACs are those of one sample. What is checked, and how, is said at the top of `benchmarks/zoo.py`; *error* is the"
-    " greatest distance to the zeroed twin over all outputs and two batch sizes, *saved* that weights are read back,"
-    " *as* how the plan is delivered, *own* how many exact groups can be cut alone in the model's own class."
+    "MACs are those of one sample, seconds those of one core. What is checked, and how, is said at the top of"
+    " `benchmarks/zoo.py`; *error* is the greatest distance to the zeroed twin over all outputs and two batch sizes,"
+    " *saved* that weights are read back, *as* how the plan is delivered, *own* how many exact groups can be cut alone"
+    " in the model's own class, of those tried."
 )
 PEER_EXPLANATION = (
     " Of Torch-Pruning: `=mask` equals the zeroed twin to 1e-6; `differs (norm)` does not, and norms over channels were"
@@ -284,7 +289,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", default="*", help="pattern of network names, as 'timm*'")
     parser.add_argument("--peer", action="store_true", help="Torch-Pruning as well")
     parser.add_argument("--jobs", type=int, default=2, help="networks at a time")
-    parser.add_argument("--fresh", action="store_true", help="forget results of earlier runs")
+    parser.add_argument("--fresh", action="store_true", help="measure anew what this run is about")
     parser.add_argument("--runs", type=Path, default=HERE.parent / "runs" / "zoo")
     parser.add_argument(
         "--results",
@@ -305,9 +310,6 @@ def main(argv: list[str] | None = None) -> int:
 
     names = [e.id for e in zoo_models.ENTRIES if fnmatchcase(e.id, args.only)]
     args.runs.mkdir(parents=True, exist_ok=True)
-    if args.fresh:
-        for file in args.runs.glob("*.json"):
-            file.unlink()
     options = ["--peer"] if args.peer else []
     options += [] if args.only == "*" else ["--only", args.only]
     where = environment(shlex.join(["python", "benchmarks/zoo.py", *options]))
@@ -325,6 +327,8 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{job[0]}{' (Torch-Pruning)' if job[1] else ''}: {record['status']}", flush=True)
 
     jobs = [(name, peer) for peer in ((False, True) if args.peer else (False,)) for name in names]
+    for name, peer in jobs if args.fresh else ():
+        _file(args.runs, name, peer=peer).unlink(missing_ok=True)
     with ThreadPoolExecutor(args.jobs) as pool:
         list(pool.map(work, jobs))
     ours, peers = _sorted(names, found)
