@@ -7,6 +7,7 @@ loading and repairing need no trace. A plan is plain data, JSON both ways; index
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from apoptosis.structure.multihead import AttentionShape
 __all__ = ["FORMAT", "AttributeChange", "Plan", "Scaling", "TensorCut", "moved_scalings"]
 
 FORMAT = 1
+MOST_ROWS = 2**24
+"""Of a scaled tensor; a plan from a file may name more than memory holds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +182,7 @@ class Plan:
                     "Make the plan again, or use the version that wrote it."
                 )
             return _read(data)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
             if isinstance(error, PlanMismatchError):
                 raise
             raise PlanMismatchError(
@@ -191,39 +194,77 @@ def _read(data: Mapping[str, Any]) -> Plan:
     groups = data["groups"]
     return Plan(
         kept={
-            n: _indices(g["kept"], g["size"]) for n, g in groups.items() if g["kept"] is not None
+            name: _indices(group["kept"], _whole(group["size"]))
+            for name, group in groups.items()
+            if group["kept"] is not None
         },
-        sizes={name: int(group["size"]) for name, group in groups.items()},
-        tensors=tuple(
-            TensorCut(
-                tuple(cut["names"]),
-                tuple(int(n) for n in cut["shape"]),
-                {int(d): _indices(own, cut["shape"][int(d)]) for d, own in cut["kept"].items()},
-                tuple(int(d) for d in cut["spared"]),
-            )
-            for cut in data["tensors"]
-        ),
+        sizes={name: _whole(group["size"]) for name, group in groups.items()},
+        tensors=tuple(_read_cut(cut) for cut in data["tensors"]),
         attributes=tuple(
             AttributeChange(
-                Attribute(c["module"], c["name"], c["place"]), int(c["old"]), int(c["new"])
+                Attribute(
+                    _text(c["module"]),
+                    _text(c["name"]),
+                    None if c["place"] is None else _whole(c["place"]),
+                ),
+                _whole(c["old"]),
+                _whole(c["new"]),
             )
             for c in data["attributes"]
         ),
         scalings=tuple(
-            Scaling(tuple(s["names"]), _indices(s["rows"], None), float(s["factor"]))
+            Scaling(_names(s["names"]), _indices(s["rows"], MOST_ROWS), _finite(s["factor"]))
             for s in data["scalings"]
         ),
         attentions=tuple(
             AttentionShape(
-                a["module"], int(a["heads"]), int(a["qk_dim"]), int(a["v_dim"]), float(a["scale"])
+                _text(a["module"]),
+                _whole(a["heads"]),
+                _whole(a["qk_dim"]),
+                _whole(a["v_dim"]),
+                _finite(a["scale"]),
             )
             for a in data["attentions"]
         ),
         delivery=_one_of(data["delivery"], ("module", "program")),
-        delivery_because=str(data["delivery_because"]),
-        fingerprint=str(data["fingerprint"]),
-        fingerprint_after=str(data["fingerprint_after"]),
+        delivery_because=_text(data["delivery_because"]),
+        fingerprint=_text(data["fingerprint"]),
+        fingerprint_after=_text(data["fingerprint_after"]),
     )
+
+
+def _read_cut(data: Mapping[str, Any]) -> TensorCut:
+    shape = tuple(_whole(n) for n in data["shape"])
+    dims = {int(d): own for d, own in data["kept"].items()}
+    outside = [d for d in (*dims, *data["spared"]) if not 0 <= _whole(d, least=-99) < len(shape)]
+    if outside:
+        raise ValueError(f"dimension {outside[0]} of a tensor of shape {shape}")
+    kept = {d: _indices(own, shape[d]) for d, own in dims.items()}
+    return TensorCut(_names(data["names"]), shape, kept, tuple(data["spared"]))
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"{value!r} is no list of names")
+    return tuple(_text(name) for name in value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _whole(value: Any, least: int = 0) -> int:
+    if type(value) is not int or value < least:
+        raise ValueError(f"{value!r} is no whole number from {least} on")
+    return value
+
+
+def _finite(value: Any) -> float:
+    if not isinstance(value, (int, float)) or not isfinite(value):
+        raise ValueError(f"{value!r} is no finite number")
+    return float(value)
 
 
 def _one_of(value: Any, allowed: tuple[str, ...]) -> str:
@@ -242,14 +283,16 @@ def _ranges(indices: Indices) -> list[list[int]]:
     return [[int(a), int(b)] for a, b in zip(firsts, lasts, strict=True)]
 
 
-def _indices(ranges: Any, size: int | None) -> Indices:
-    parts = [np.arange(first, last + 1) for first, last in ranges]
-    made = np.concatenate([np.zeros(0, dtype=np.int64), *parts]).astype(np.int64)
-    if len(made) and (
-        made[0] < 0 or (np.diff(made) <= 0).any() or (size is not None and made[-1] >= size)
-    ):
-        raise ValueError(f"kept indices {ranges} are not increasing within 0 … {size}")
-    return made
+def _indices(ranges: Any, size: int) -> Indices:
+    """The indices of [first, last] runs; checked before they are written out, for a file may say anything."""
+    ends = [(_whole(first), _whole(last)) for first, last in ranges]
+    flat = [-1, *(end for run in ends for end in run)]
+    apart = all(a < b for a, b in zip(flat[::2], flat[1::2], strict=False))
+    if not ends or not apart or any(a > b for a, b in ends) or flat[-1] >= size:
+        raise ValueError(
+            f"kept indices {str(ranges)[:60]} are not increasing within 0 … {size - 1}"
+        )
+    return np.concatenate([np.arange(first, last + 1, dtype=np.int64) for first, last in ends])
 
 
 def _composed(first: TensorCut, second: TensorCut) -> TensorCut:

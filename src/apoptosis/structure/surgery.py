@@ -194,7 +194,37 @@ def check_fits(model: nn.Module, plan: Plan) -> dict[str, Tensor]:
                 f"{' and '.join(cut.names)} were one tensor when the plan was made and are several now. Tie them "
                 "again, or trace the model as it is."
             )
+    _check_settings(model, held, plan)
     return held
+
+
+def _check_settings(model: nn.Module, held: dict[str, Tensor], plan: Plan) -> None:
+    """What the plan sets beside tensors must be there: a plan read from a file may name anything."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for change in plan.attributes:
+        where = change.attribute
+        found = getattr(modules.get(where.module), where.name, None)
+        if where.place is not None:
+            items = found if isinstance(found, (tuple, list)) else ()
+            found = items[where.place] if where.place < len(items) else None
+        if type(found) is not int:
+            raise PlanMismatchError(
+                f"The plan sets the size {where.name!r} of module {where.module!r}, which {type(model).__name__} does "
+                "not have. The plan was made for another model; make one with `trace(model, …).plan(…)`."
+            )
+    for shape in plan.attentions:
+        if not isinstance(modules.get(shape.module), nn.MultiheadAttention):
+            raise PlanMismatchError(
+                f"The plan cuts attention in {shape.module!r}, where {type(model).__name__} has none. Trace this model "
+                "and plan anew."
+            )
+    for scaling in plan.scalings:
+        missing = [name for name in scaling.names if name not in held]
+        if missing or scaling.rows.max(initial=0) >= held[scaling.names[0]].shape[0]:
+            raise PlanMismatchError(
+                f"The plan scales rows of {scaling.names[0]!r} that {type(model).__name__} does not have. Trace this "
+                "model and plan anew."
+            )
 
 
 def _check_shape(found: tuple[int, ...], name: str, cut: TensorCut) -> None:
