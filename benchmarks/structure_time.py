@@ -7,9 +7,9 @@ Bars, CPU seconds of one process with one thread, everything on the meta device 
 | DenseNet201, ViT-L/16 (torchvision, 224)  | `trace` less the recorded run in it    | 1 s     |
 | Llama with the sizes of 8B (transformers) | building, `trace`, a plan, the cut     | 20 s    |
 
-and a chain of blocks of growing depth: seconds per block stay the same. `run` is the recording alone: the model's own Python, torch's
-dispatch and our notes; `solve` is the rest of `trace`: rules, groups, ties and the copy on the meta device. `plan` cuts a quarter
-of every exact group that is not tied to another and includes the confirming run.
+and a chain of blocks of growing depth: seconds per block stay the same. `run` is the recording alone: the model's own
+Python, torch's dispatch and our notes; `solve` is the rest of `trace`: rules, groups, ties and the copy on the meta
+device. `plan` cuts a quarter of every exact group that is not tied to another and includes the confirming run.
 
 Medians over `--repeats` rounds after one round of warm-up.
 
@@ -215,7 +215,8 @@ def main() -> None:
         check=False,
     ).stdout.strip()
     command = f"python {shlex.join(sys.argv)}"
-    about = f"torch {torch.__version__}, Python {platform.python_version()}, one thread, commit {commit}, median of {options.repeats}"
+    about = f"torch {torch.__version__}, Python {platform.python_version()}, one thread, commit {commit}"
+    about += f", median of {options.repeats}"
     options.out.parent.mkdir(parents=True, exist_ok=True)
     plot(chains, options.out.with_suffix(".png"))
     data = {"command": command, "about": about, "rows": [asdict(r) for r in rows + chains]}

@@ -182,8 +182,8 @@ def _library(name: str) -> Any:
         ) from error
     except RuntimeError as error:  # torchvision's compiled operations were built for another torch
         raise ConfigError(
-            f"{name} cannot be imported: {error}. Its compiled part does not fit the installed torch {torch.__version__}: "
-            "install both from the same index."
+            f"{name} cannot be imported: {error}. Its compiled part does not fit the installed torch "
+            f"{torch.__version__}: install both from the same index."
         ) from error
 
 
