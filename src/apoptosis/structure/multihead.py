@@ -89,6 +89,8 @@ class CutAttention(nn.MultiheadAttention):
         is_causal: bool = False,  # noqa: FBT001, FBT002
     ) -> tuple[Tensor, Tensor | None]:
         """As `nn.MultiheadAttention.forward`."""
+        if is_causal and attn_mask is None:  # as torch's: it is a hint about the mask, no mask
+            raise RuntimeError("Need attn_mask if specifying the is_causal hint.")
         batched = query.ndim == 3
         inputs = [query, key, value]
         if not batched:
@@ -98,16 +100,14 @@ class CutAttention(nn.MultiheadAttention):
             inputs = [x.transpose(0, 1) for x in inputs]
         q, k, v = self._projected(inputs)
         mask = self._merged_mask(q, k, attn_mask, key_padding_mask)
-        causal = is_causal and mask is None
         if need_weights:
             scores = q @ k.transpose(-2, -1) * self.shape.scale
             weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
-            mixed = F.dropout(weights, self.dropout, self.training) @ v
+            weights = F.dropout(weights, self.dropout, self.training)
+            mixed = weights @ v
         else:
             weights, drop = None, self.dropout if self.training else 0.0
-            mixed = F.scaled_dot_product_attention(
-                q, k, v, mask, drop, is_causal=causal, scale=self.shape.scale
-            )
+            mixed = F.scaled_dot_product_attention(q, k, v, mask, drop, scale=self.shape.scale)
         out = self.out_proj(mixed.transpose(1, 2).flatten(2))
         if weights is not None and average_attn_weights:
             weights = weights.mean(dim=1)
