@@ -24,7 +24,7 @@ from apoptosis.structure.axes import Axis, size_of
 from apoptosis.structure.network import Network, Run
 from apoptosis.structure.plan import Plan, Scaling, moved_scalings
 from apoptosis.structure.program import Call, Program, map_values
-from apoptosis.structure.recording import Example, record
+from apoptosis.structure.recording import Example, line_of, record
 from apoptosis.structure.rewriting import expected_arguments, why_not_a_program
 from apoptosis.structure.scaling import find_scalings
 from apoptosis.structure.sizing import Unsolvable, solve_attributes
@@ -113,8 +113,8 @@ def _confirm(
         found = record(cut_module(model, plan), example)
     except Exception as error:  # noqa: BLE001 - user code may raise anything at sizes it was not written for
         lines = str(error).strip().splitlines()
-        reason = f"{type(error).__name__}: {lines[0] if lines else ''}"
-        return f"{DOES_NOT_RUN} ({reason})"
+        where = f", {place}" if (place := line_of(error)) else ""
+        return f"{DOES_NOT_RUN} ({type(error).__name__}: {lines[0] if lines else ''}{where})"
     replaced = tuple(shape.module for shape in plan.attentions)
     return difference(analysis, sizes, found, scaled=scaled, replaced=replaced)
 

@@ -10,6 +10,7 @@ user code passed, so those that came from attributes of modules can be told (`at
 """
 
 import sys
+import traceback
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -34,7 +35,7 @@ from apoptosis.structure.attributes import TracedInt
 from apoptosis.structure.known_values import KnownValues
 from apoptosis.structure.program import Call, ModuleCall, Program, Value, values_in
 
-__all__ = ["OWN_FOLDERS", "Example", "model_tensors", "record"]
+__all__ = ["Example", "line_of", "model_tensors", "record"]
 
 OWN_FOLDERS = tuple(f"{Path(file).parent}{sep}" for file in (torch.__file__, __file__))
 
@@ -337,6 +338,13 @@ def _user_line() -> str:
     if frame is None:
         return ""
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def line_of(error: BaseException) -> str:
+    """The innermost line outside torch and this room that an error came by."""
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [f for f in frames if not f.filename.startswith(OWN_FOLDERS)]
+    return f"{outside[-1].filename}:{outside[-1].lineno} in {outside[-1].name}" if outside else ""
 
 
 def _devices(model: nn.Module) -> list[torch.device]:

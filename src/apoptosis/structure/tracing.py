@@ -1,7 +1,6 @@
 """`trace`: run a model once, solve its axes, find its groups."""
 
 import inspect
-import traceback
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from apoptosis.structure.analysis import Analysis, analyse
 from apoptosis.structure.attributes import Attribute, leaves, traced_attributes
 from apoptosis.structure.groups import find_groups, find_pinned, find_ties
 from apoptosis.structure.network import Network, Run
-from apoptosis.structure.recording import OWN_FOLDERS, Example, model_tensors, record
+from apoptosis.structure.recording import Example, line_of, model_tensors, record
 from apoptosis.structure.structure import Structure
 from apoptosis.structure.surgery import copy_with
 
@@ -120,16 +119,9 @@ def _attribute_values(analysis: Analysis, model: nn.Module) -> dict[Attribute, i
 def _why_it_failed(model: nn.Module, example: Example, error: Exception) -> str:
     shapes = ", ".join(str(tuple(t.shape)) for t in example.tensors()) or "no tensors"
     lines = str(error).strip().splitlines()
-    where = _line_of(error)
+    where = line_of(error)
     return (
         f"{type(model).__name__} did not run on the example inputs ({shapes}): {type(error).__name__}: "
         f"{lines[0] if lines else ''}{f' At {where}.' if where else ''} Example inputs are what you would call the "
         "model with: a tensor, a tuple of arguments, or a dict of keyword arguments, on the model's device."
     )
-
-
-def _line_of(error: BaseException) -> str:
-    """The innermost line outside torch and this room."""
-    frames = traceback.extract_tb(error.__traceback__)
-    outside = [f for f in frames if not f.filename.startswith(OWN_FOLDERS)]
-    return f"{outside[-1].filename}:{outside[-1].lineno} in {outside[-1].name}" if outside else ""
