@@ -34,6 +34,7 @@ __all__ = ["deliver"]
 
 DIVIDES_BY_WIDTH = "attention without a scale divides by the square root of its width"
 DOES_NOT_RUN = "the model's own code does not run at these sizes"
+OTHER_NUMBERS = "operations are called with other numbers: a scale that follows a size"
 AGREEMENT = 1e-6  # relative, in float64; code that casts to float32 on its way leaves about 1e-7
 
 
@@ -96,8 +97,9 @@ def _why_not(
         return because
     whole = network.whole(plan)
     because = _confirm(run.model, run.example, whole, run.analysis, sizes, scaled=scaled)
-    runs = because != DIVIDES_BY_WIDTH and not because.startswith(DOES_NOT_RUN)
-    return "" if because and exact and runs and _agrees_with_twin(run, whole) else because
+    by_outputs = exact and because not in ("", DIVIDES_BY_WIDTH, OTHER_NUMBERS)
+    runs = by_outputs and not because.startswith(DOES_NOT_RUN)
+    return "" if runs and _agrees_with_twin(run, whole) else because
 
 
 def _confirm(
@@ -116,7 +118,27 @@ def _confirm(
         where = f", {place}" if (place := line_of(error)) else ""
         return f"{DOES_NOT_RUN} ({type(error).__name__}: {lines[0] if lines else ''}{where})"
     replaced = tuple(shape.module for shape in plan.attentions)
-    return difference(analysis, sizes, found, scaled=scaled, replaced=replaced)
+    because = difference(analysis, sizes, found, scaled=scaled, replaced=replaced)
+    # Outputs may decide between two ways of computing the same, but a scale that follows a size changes what is
+    # computed, and on one example perhaps by very little.
+    scales = {shape.scale for shape in plan.attentions}
+    new = _floats(found) - _floats(analysis.program) - {f"{scale:.10g}" for scale in scales}
+    return OTHER_NUMBERS if because and because != DIVIDES_BY_WIDTH and new else because
+
+
+def _floats(program: Program) -> set[str]:
+    """Every number with a point that operations are called with."""
+    found: set[str] = set()
+    pending: list[Any] = [call.arguments for call in program.calls]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, float):
+            found.add(f"{item:.10g}")
+        elif isinstance(item, (tuple, list)):
+            pending += item
+        elif isinstance(item, dict):
+            pending += item.values()
+    return found
 
 
 def _agrees_with_twin(run: Run, plan: Plan) -> bool:

@@ -41,6 +41,7 @@ __all__ = [
     "Moved",
     "Nowhere",
     "PinReason",
+    "Pole",
     "Rule",
     "Sample",
     "Size",
@@ -110,6 +111,13 @@ class Divided(Flow):
 
     numerator: Flow
     denominator: Flow
+
+
+@dataclass(frozen=True)
+class Pole(Flow):
+    """Zero nowhere, and infinite where the value is zero: logarithms, reciprocals."""
+
+    value: Flow
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from apoptosis.structure.rules import (
     Divided,
     Flow,
     Nowhere,
+    Pole,
     Rule,
     Sample,
     Step,
@@ -37,9 +38,10 @@ UNARY_KEEPING_ZERO = """
     silu sin sinh softshrink sqrt square tan tanh trunc nan_to_num rad2deg deg2rad real imag signbit isnan isinf
 """
 UNARY_LOSING_ZERO = """
-    acos arccos bitwise_not cos cosh digamma exp exp2 hardsigmoid isfinite lgamma log log10 log2 log_sigmoid logical_not
-    logit reciprocal rsqrt sigmoid sinc softplus erfc acosh arccosh special_expit
+    acos arccos bitwise_not cos cosh exp exp2 hardsigmoid isfinite log_sigmoid logical_not
+    sigmoid sinc softplus erfc acosh arccosh special_expit
 """
+UNARY_WITH_POLE = "digamma lgamma log log10 log2 logit reciprocal rsqrt"
 SUMS = """
     add sub subtract maximum minimum fmax fmin logical_or bitwise_or logical_xor bitwise_xor __or__ __xor__ lerp hypot
     max.other min.other
@@ -71,6 +73,10 @@ def _first(values: list[Value], ndim: int, step: Step) -> Flow:
 def _numerator(values: list[Value], ndim: int, step: Step) -> Flow:
     numerator = _first(values, ndim, step)
     return Divided(numerator, aligned(values[1], ndim)) if len(values) > 1 else numerator
+
+
+def _pole(values: list[Value], ndim: int, _step: Step) -> Flow:
+    return Pole(aligned(values[0], ndim))
 
 
 def _nowhere(_values: list[Value], _ndim: int, _step: Step) -> Flow:
@@ -224,7 +230,7 @@ def _sample(
         else:
             args.append(number if kind == "number" else 0.5)
     used = [a.shape for a in args if isinstance(a, Tensor)]
-    free = " ".join(str(n) for n in torch.broadcast_shapes(*used) if n > 1)
+    free = _free_sizes(name, used)
     if overload._overloadname.endswith("_mode"):
         return sample(*args, rounding_mode="floor", free=free)
     return (
@@ -232,6 +238,17 @@ def _sample(
         if overload._overloadname == "decimals"
         else sample(*args, free=free)
     )
+
+
+def _free_sizes(name: str, shapes: list[torch.Size]) -> str:
+    """Sizes of the result; inexact along what divides, where zeros have no finite image."""
+    result = torch.broadcast_shapes(*shapes)
+    by = torch.Size([1] * len(result))
+    if name in UNARY_WITH_POLE.split():
+        by = shapes[0]
+    elif name in QUOTIENTS.split() and len(shapes) > 1:
+        by = torch.Size([*[1] * (len(result) - len(shapes[1])), *shapes[1]])
+    return " ".join(f"{n}~" if d > 1 else str(n) for n, d in zip(result, by, strict=True) if n > 1)
 
 
 def _with(*arguments: tuple[object, ...]) -> Callable[[], list[Sample]]:
@@ -272,6 +289,7 @@ def _register_all(names: str, flow: Callable[[list[Value], int, Step], Flow], ze
 
 _register_all(UNARY_KEEPING_ZERO, _first, "zero where x is")
 _register_all(UNARY_LOSING_ZERO, _nowhere, "zero nowhere, as f(0) ≠ 0")
+_register_all(UNARY_WITH_POLE, _pole, "zero nowhere, and infinite at 0")
 _register_all(SUMS, _all_terms, "zero where all terms are")
 _register_all(PRODUCTS, _any_factor, "zero where any factor is")
 _register_all(QUOTIENTS, _numerator, "zero where the numerator is, and not the denominator")

@@ -4,7 +4,7 @@ A cut is exact when the network equals its twin in which every slice of the remo
 operations never spoil that: they act at each index by itself. A sum over the axis does, unless what it sums is zero at
 the removed indices: in a linear layer the weight's column is, but a product of two activations (linear attention with
 elu + 1) may sum what activations with φ(0) ≠ 0 left there. A statistic over the axis (a mean, LayerNorm) depends on how
-many indices there are, so it is never exact.
+many indices there are, so it is never exact. Nor is a division by zeros: the twin then has no finite numbers.
 
 So one pass over the calls keeps, for each value, the pairs (dimension, axis) such that the value is zero wherever its
 place along that dimension belongs to a removed unit of that axis. Tensors of the model are, by definition of the twin.
@@ -25,6 +25,7 @@ from apoptosis.structure.rules import (
     Flow,
     Joined,
     Moved,
+    Pole,
     Through,
 )
 
@@ -51,6 +52,11 @@ def inexact_axes(analysis: Analysis) -> dict[Axis, str]:
             flow_zeros(flow, axes, zeros, analysis.axes)
             for flow, axes in zip(facts.flows, facts.axes, strict=True)
         ]
+        for flow, axes in zip(facts.flows, facts.axes, strict=True):
+            for _, axis in _infinite(flow, axes, zeros, analysis.axes):
+                inexact.setdefault(
+                    axis, f"zeros have no finite image in {call.name} of {call.module}"
+                )
         zeros |= dict(zip(call.outputs, made, strict=True))
         if call.overwrites:  # what shares memory with the result stays zero as far as the result is
             spoilt = {
@@ -105,6 +111,24 @@ def flow_zeros(
             return frozenset.intersection(*parts) if parts else frozenset()
         case Everywhere():
             return _pairs(result)
+        case _:
+            return frozenset()
+
+
+def _infinite(
+    flow: Flow,
+    result: list[Expr],
+    zeros: dict[Value, Zeros],
+    axes: dict[Value, tuple[Expr, ...]],
+) -> Zeros:
+    """Where the zeroed twin would divide by zero or take its logarithm; the cut network has no such entries."""
+    match flow:
+        case Divided(_, denominator):
+            return flow_zeros(denominator, result, zeros, axes)
+        case Pole(value):
+            return flow_zeros(value, result, zeros, axes)
+        case AnyOf(flows) | AllOf(flows):
+            return frozenset().union(*(_infinite(f, result, zeros, axes) for f in flows))
         case _:
             return frozenset()
 
