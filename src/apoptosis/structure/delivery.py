@@ -20,9 +20,10 @@ from apoptosis.errors import PlanMismatchError
 from apoptosis.modes import in_eval_mode
 from apoptosis.structure.analysis import Analysis
 from apoptosis.structure.arrangement import tensors_in
+from apoptosis.structure.attributes import Attribute
 from apoptosis.structure.axes import Axis, size_of
 from apoptosis.structure.network import Network, Run
-from apoptosis.structure.plan import Plan, Scaling, moved_scalings
+from apoptosis.structure.plan import AttributeChange, Plan, Scaling, moved_scalings
 from apoptosis.structure.program import Call, Program, map_values
 from apoptosis.structure.recording import Example, line_of, record
 from apoptosis.structure.rewriting import expected_arguments, why_not_a_program
@@ -64,7 +65,7 @@ def deliver(plan: Plan, network: Network, sizes: dict[Axis, int], *, exact: bool
 def _as_module(plan: Plan, network: Network, sizes: dict[Axis, int], *, exact: bool) -> Plan:
     replaced = {shape.module for shape in plan.attentions}
     changes = solve_attributes(network.run.analysis, sizes, network.attributes, replaced)
-    plan = replace(plan, attributes=changes)
+    plan = replace(plan, attributes=(*changes, *_of_empty_norms(network, sizes)))
     because = _why_not(plan, network, sizes, exact=exact, scaled=False)
     if because == DIVIDES_BY_WIDTH:
         scalings = find_scalings(network.run.analysis, network.sizes, sizes, network.whole(plan))
@@ -74,6 +75,24 @@ def _as_module(plan: Plan, network: Network, sizes: dict[Axis, int], *, exact: b
     if because:
         raise Unsolvable(because)
     return plan
+
+
+def _of_empty_norms(network: Network, sizes: dict[Axis, int]) -> list[AttributeChange]:
+    """`num_features` of norms without tensors that would tell it; torch compares it with the input and warns."""
+    analysis, changes = network.run.analysis, dict[Attribute, AttributeChange]()
+    modules = dict(network.skeleton.named_modules()) if network.skeleton is not None else {}
+    for call in analysis.program.modules:
+        module = modules.get(call.path)
+        if not isinstance(module, nn.modules.batchnorm._NormBase) or call.input is None:
+            continue
+        if module.affine or module.track_running_stats:
+            continue
+        batched = call.input.ndim == 2 + int(type(module).__name__[-2])
+        new = size_of(analysis.axes[call.input][1 if batched else 0], sizes)
+        where = Attribute(call.path, "num_features")
+        if new != module.num_features:
+            changes[where] = AttributeChange(where, module.num_features, new)
+    return list(changes.values())
 
 
 def _undone_scalings(applied: Plan | None, plan: Plan) -> tuple[Scaling, ...]:
