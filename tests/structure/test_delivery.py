@@ -260,7 +260,9 @@ def test_where_neither_delivery_can_be_the_plan_is_refused() -> None:
     model = built(lambda: Net(forward, a=nn.Linear(4, 12), b=nn.Linear(4, 3)))
     structure = ap.trace(model, numbers(2, 4).abs())
     name = next(g.name for g in structure.groups if g.size == 4)
-    match = "own code cannot run this plan.*cannot be multiplied.*looks at a value.*test_delivery.py"
+    match = (
+        "own code cannot run this plan.*cannot be multiplied.*looks at a value.*test_delivery.py"
+    )
     with pytest.raises(PlanMismatchError, match=match):
         structure.plan({name: [0, 1]})
 
