@@ -103,7 +103,7 @@ _INVERSES: dict[tuple[str, bool], Any] = {
     ("mul", True): lambda new, b: new // b if b and new % b == 0 else None,
     ("mul", False): lambda new, a: new // a if a and new % a == 0 else None,
     ("floordiv", True): lambda new, b: new * b,
-    ("floordiv", False): lambda new, a: a // new if new and a // (a // new) == new else None,
+    ("floordiv", False): lambda new, a: a // new if 0 < new <= a and a // (a // new) == new else None,
 }
 
 
