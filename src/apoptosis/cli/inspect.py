@@ -68,6 +68,7 @@ def as_data(model: str, structure: Structure, groups: tuple[Group, ...]) -> dict
         ],
         "ties": [{"members": tie.members, "because": tie.because} for tie in structure.ties],
         "pinned": [vars(pin) for pin in structure.pinned],
+        "unused": structure.unused,
     }
 
 
@@ -98,6 +99,11 @@ def show(model: str, structure: Structure, groups: tuple[Group, ...], console: C
         )
     if structure.pinned:
         console.print(_pinned_table(structure.pinned))
+    if structure.unused:
+        some = ", ".join(structure.unused[:4]) + (", …" if len(structure.unused) > 4 else "")
+        console.print(
+            Text(f"{len(structure.unused)} parameters were not used by the example: {some}")
+        )
 
 
 def _groups_table(structure: Structure, groups: tuple[Group, ...]) -> Table:

@@ -38,46 +38,65 @@ FAMILIES = tuple(
 
 @dataclass(frozen=True)
 class Analysis:
-    """A program, the axes of its values, and what the rules said of its calls."""
+    """A program, the axes of its values, and what the rules said of its calls.
+
+    `training` is a second run, in train mode, where the first left parameters unused: a helper head, say. What it
+    ties together is tied; costs and exactness are those of the first.
+    """
 
     program: Program
+    training: Program | None
     axes: dict[Value, tuple[Expr, ...]]
     facts: dict[Call, Facts]
+
+    def calls(self) -> list[Call]:
+        """Of both runs."""
+        return [*self.program.calls, *(self.training.calls if self.training is not None else ())]
 
     def spared(self) -> set[tuple[Value, int]]:
         """Dimensions of tensors that the zeroed twin leaves alone."""
         return {place for facts in self.facts.values() for place in facts.spared}
 
     def tensors(self) -> list[Value]:
-        """The model's own tensors that the run used, each once, in the model's order."""
-        used = {value for call in self.program.calls for value in values_in(call.arguments)}
+        """The model's own tensors that were used, each once, in the model's order."""
+        used = {value for call in self.calls() for value in values_in(call.arguments)}
         return [value for value in dict.fromkeys(self.program.tensors.values()) if value in used]
 
 
-def analyse(program: Program, *, pin_outputs: bool = True) -> Analysis:
+def analyse(
+    program: Program, training: Program | None = None, *, pin_outputs: bool = True
+) -> Analysis:
     """The axes of every value; with `pin_outputs` off, results may change their shapes."""
-    context = Context(used=_used(program))
-    for value in program.inputs:
-        _add(context, value, PinReason("input", "it is an input of the model"))
+    runs = [program] if training is None else [program, training]
+    context = Context(used=set().union(*(_used(run) for run in runs)))
     for value in program.tensors.values():
         if value not in context.axes:
             _add(context, value, None)
     facts: dict[Call, Facts] = {}
+    for run in runs:
+        facts |= _follow(run, context, pin_outputs=pin_outputs)
+    axes = {v: tuple(algebra.resolve(e) for e in own) for v, own in context.axes.items()}
+    for own in facts.values():
+        _resolve(own)
+    return Analysis(program, training, axes, facts)
+
+
+def _follow(program: Program, context: Context, *, pin_outputs: bool) -> dict[Call, Facts]:
+    """Apply the rules of one run, from inputs to outputs."""
+    for value in program.inputs:
+        _add(context, value, PinReason("input", "it is an input of the model"))
+    facts: dict[Call, Facts] = {}
     for call in program.calls:
         for value in values_in(call.arguments):
             if value not in context.axes:
-                _add(
-                    context, value, PinReason("constant", "it is a constant of the run", quiet=True)
-                )
+                reason = PinReason("constant", "it is a constant of the run", quiet=True)
+                _add(context, value, reason)
         facts[call] = analyse_call(call, context)
     for value in leaves_in(program.outputs, Value) if pin_outputs else []:
         _pin(context, value, PinReason("output", "it is an output of the model"))
     for value, how, line in program.escapes:
         _pin(context, value, PinReason(how, "its numbers leave torch here", line=line))
-    axes = {v: tuple(algebra.resolve(e) for e in own) for v, own in context.axes.items()}
-    for own in facts.values():
-        _resolve(own)
-    return Analysis(program, axes, facts)
+    return facts
 
 
 def _used(program: Program) -> set[Value]:

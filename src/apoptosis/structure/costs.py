@@ -27,7 +27,7 @@ class Costs:
         """Of a traced network; tied parameters count once."""
         values = dict.fromkeys(analysis.program.tensors.values())
         return Costs(
-            tuple(cost for facts in analysis.facts.values() for cost in facts.costs),
+            tuple(c for call in analysis.program.calls for c in analysis.facts[call].costs),
             tuple(analysis.axes[value] for value in values if value.names[0] in parameters),
         )
 

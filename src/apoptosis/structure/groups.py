@@ -209,7 +209,7 @@ def _roles(analysis: Analysis) -> dict[tuple[Value, Axis], str]:
     origins: dict[Value, set[Value]] = {v: {v} for v in analysis.program.tensors.values()}
     rank = {"producer": 0, "consumer": 1, "carrier": 2}
     found: dict[tuple[Value, Axis], str] = {}
-    for call in analysis.program.calls:
+    for call in analysis.calls():
         made_of = {o for v in values_in(call.arguments) for o in origins.get(v, ()) if v.fixed}
         for value in call.outputs:
             if value.fixed:

@@ -30,7 +30,7 @@ KINDS = {
 def kinds_of(analysis: Analysis) -> dict[Axis, str]:
     """The kind of every axis that may shrink."""
     kinds = _Kinds(analysis)
-    for call in analysis.program.calls:
+    for call in analysis.calls():
         for expr, kind in analysis.facts[call].kinds:
             kinds.note(expr, kind)
         kinds.follow_attention(call)

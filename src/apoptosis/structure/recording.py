@@ -29,7 +29,7 @@ from torch.nn.modules import module as hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from apoptosis.modes import in_eval_mode
+from apoptosis.modes import in_eval_mode, in_train_mode
 from apoptosis.structure.arrangement import rearranged, tensors_in
 from apoptosis.structure.attributes import TracedInt
 from apoptosis.structure.known_values import KnownValues
@@ -80,12 +80,17 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def record(model: nn.Module, example: Example) -> Program:
-    """The program of one run in eval mode, without gradients; the random state is put back."""
-    recorder = _Recorder(model, example)
+def record(
+    model: nn.Module, example: Example, *, training: bool = False, like: Program | None = None
+) -> Program:
+    """The program of one run without gradients, in eval mode unless `training`; the random state is put back.
+
+    With `like`, a program of the same model, both share the values of the model's tensors.
+    """
+    recorder = _Recorder(model, example, like)
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(_devices(model)))
-        stack.enter_context(in_eval_mode(model))
+        stack.enter_context(in_train_mode(model) if training else in_eval_mode(model))
         stack.enter_context(torch.no_grad())
         stack.enter_context(_attention_in_the_open())
         stack.enter_context(recorder.watching_modules(model))
@@ -100,7 +105,7 @@ def record(model: nn.Module, example: Example) -> Program:
 class _Recorder(ProxyTorchDispatchMode):
     """Notes each operation; torch admits only modes of this class on the pre-dispatch key."""
 
-    def __init__(self, model: nn.Module, example: Example) -> None:
+    def __init__(self, model: nn.Module, example: Example, like: Program | None) -> None:
         TorchDispatchMode.__init__(self, torch._C.DispatchKey.PreDispatch)
         self.program = Program()
         self.python_ints: list[int] = []
@@ -120,8 +125,9 @@ class _Recorder(ProxyTorchDispatchMode):
             )
         for identity, own in names.items():
             tensor = self._held[identity]
-            value = self._remember(tensor, _value(tensor, "tensor", names=tuple(own), fixed=True))
-            self.program.tensors |= dict.fromkeys(own, value)
+            known = None if like is None else like.tensors.get(own[0])
+            value = known or _value(tensor, "tensor", names=tuple(own), fixed=True)
+            self.program.tensors |= dict.fromkeys(own, self._remember(tensor, value))
 
     def __enter__(self) -> "_Recorder":
         TorchDispatchMode.__enter__(self)

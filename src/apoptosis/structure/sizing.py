@@ -55,7 +55,7 @@ def _wanted(
 ) -> dict[Origin, tuple[int, Call]]:
     """What every traced integer must be, and a call that says so."""
     wanted: dict[Origin, tuple[int, Call]] = {}
-    for call in analysis.program.calls:
+    for call in analysis.calls():
         facts = analysis.facts[call]
         for place, origin in call.taints.items():
             if any(leaf.module in replaced for leaf in leaves(origin)):
@@ -103,7 +103,9 @@ _INVERSES: dict[tuple[str, bool], Any] = {
     ("mul", True): lambda new, b: new // b if b and new % b == 0 else None,
     ("mul", False): lambda new, a: new // a if a and new % a == 0 else None,
     ("floordiv", True): lambda new, b: new * b,
-    ("floordiv", False): lambda new, a: a // new if 0 < new <= a and a // (a // new) == new else None,
+    ("floordiv", False): lambda new, a: (
+        a // new if 0 < new <= a and a // (a // new) == new else None
+    ),
 }
 
 

@@ -38,6 +38,8 @@ class Structure:
     """Groups that must keep equally many units for the model's own code to run."""
     pinned: tuple[PinnedAxis, ...] = field(repr=False)
     """What stays whole, and why."""
+    unused: tuple[str, ...] = field(repr=False)
+    """Parameters that no run touched: nothing is known of them, and nothing of them is cut."""
     shapes: dict[str, tuple[int, ...]] = field(repr=False)
     """Of every parameter and buffer."""
     _network: Network = field(repr=False)

@@ -12,6 +12,7 @@ from apoptosis.structure.analysis import Analysis, analyse
 from apoptosis.structure.attributes import Attribute, leaves, traced_attributes
 from apoptosis.structure.groups import find_groups, find_pinned, find_ties
 from apoptosis.structure.network import Network, Run
+from apoptosis.structure.program import Program, values_in
 from apoptosis.structure.recording import Example, line_of, model_tensors, record
 from apoptosis.structure.structure import Structure
 from apoptosis.structure.surgery import copy_with
@@ -53,6 +54,7 @@ def trace(model: nn.Module, example_inputs: Any) -> "Structure":
         groups=tuple(groups),
         ties=tuple(find_ties(analysis, groups)),
         pinned=tuple(find_pinned(analysis)),
+        unused=tuple(sorted(parameters - {n for value in analysis.tensors() for n in value.names})),
         shapes={name: tuple(t.shape) for name, t in model.state_dict(keep_vars=True).items()},
         _network=Network(run, sizes, _attribute_values(analysis, model), skeleton),
     )
@@ -76,9 +78,27 @@ def _ran(model: nn.Module, example: Example) -> Run:
     try:
         with traced_attributes(shadow):
             program = record(shadow, example)
+            training = _recorded_in_training(shadow, example, program)
     except Exception as error:
         raise TraceError(_why_it_failed(model, example, error)) from error
-    return Run(model, example, inspect.signature(model.forward), analyse(program))
+    return Run(model, example, inspect.signature(model.forward), analyse(program, training))
+
+
+def _recorded_in_training(shadow: nn.Module, example: Example, program: Program) -> Program | None:
+    """A run in train mode, if it uses parameters that the run in eval mode left alone."""
+    parameters = {name for name, _ in shadow.named_parameters()}
+    if parameters <= _used_names(program):
+        return None
+    try:
+        training = record(shadow, example, training=True, like=program)
+    except Exception:  # noqa: BLE001 - a model need not train on its example inputs; what it left alone is listed
+        return None
+    return training if (_used_names(training) - _used_names(program)) & parameters else None
+
+
+def _used_names(program: Program) -> set[str]:
+    used = {value for call in program.calls for value in values_in(call.arguments)}
+    return {name for value in used for name in value.names}
 
 
 def _with_open_batch(model: nn.Module, example: Example) -> Run | None:
@@ -108,7 +128,7 @@ def _meta(tensor: Tensor) -> Tensor:
 def _attribute_values(analysis: Analysis, model: nn.Module) -> dict[Attribute, int]:
     modules = dict(model.named_modules())
     found: dict[Attribute, int] = {}
-    for call in analysis.program.calls:
+    for call in analysis.calls():
         for origin in call.taints.values():
             for where in leaves(origin):
                 held = getattr(modules[where.module], where.name)
