@@ -1,0 +1,196 @@
+import json
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from apoptosis.cli.app import app
+
+RUN = CliRunner()
+
+SOURCE = """
+import torch
+from torch import nn
+
+CALLS = []
+
+def with_inputs():
+    net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
+    return net, torch.zeros(3, 4)
+
+def without_inputs():
+    return with_inputs()[0]
+
+def keywords():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 5), nn.Linear(5, 2)
+        def forward(self, *, x):
+            return self.b(self.a(x).relu())
+    return Named(), {"x": torch.zeros(3, 4)}
+
+def words():
+    return nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 5), nn.Linear(5, 2))
+
+def nothing_to_cut():
+    return nn.Linear(4, 2), torch.zeros(1, 4)
+
+def no_model():
+    return "a text"
+
+def breaks():
+    raise OSError("the disk is full")
+
+def does_not_run():
+    return nn.Linear(4, 2), torch.zeros(1, 5)
+"""
+
+
+@pytest.fixture
+def nets(tmp_path):
+    path = tmp_path / "nets.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def shown(*arguments: str) -> str:
+    result = RUN.invoke(app, ["inspect", *arguments])
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+def data(*arguments: str):
+    return json.loads(shown(*arguments, "--json"))
+
+
+def refused(*arguments: str) -> str:
+    result = RUN.invoke(app, ["inspect", *arguments])
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.splitlines()) <= 24, "one screen"
+    return " ".join(result.stderr.split())
+
+
+def test_the_table_shows_groups_costs_and_what_stays(nets):
+    text = shown(f"{nets}:with_inputs")
+    for part in ("What can shrink", "MACs / unit", "parameters / unit", "What stays whole"):
+        assert part in text
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
+    # Of unit 0: three rows times four inputs and six outputs; as many weights, a bias, and two of the norm.
+    assert rows["0"] == ["0", "hidden", "*", "8", "30", "13", "5"]
+    assert rows["2"] == ["2", "hidden", "6", "30", "11", "3"]
+    assert "276 MACs for the example inputs" in " ".join(text.split())
+    assert "inexact" in text
+    assert "LayerNorm's statistics" in text.replace("\n", " ")
+
+
+def test_json_holds_everything_and_nothing_else(nets):
+    found = data(f"{nets}:with_inputs")
+    assert found["macs"] == 3 * (4 * 8 + 8 * 6 + 6 * 2)
+    assert found["params"] == 4 * 8 + 8 + 16 + 8 * 6 + 6 + 6 * 2 + 2
+    first, second = found["groups"]
+    assert (first["name"], first["exact"], first["units"]) == ("0", False, 8)
+    assert "LayerNorm" in first["inexact_because"]
+    assert (second["macs_per_unit"], second["params_per_unit"]) == (3 * (8 + 2), 8 + 1 + 2)
+    assert {"tensor": "4.weight", "dim": 1, "role": "consumer"} in second["slices"]
+    assert {pin["tensor"] for pin in found["pinned"]} >= {"0.weight", "4.weight"}
+    assert len(found["fingerprint"]) == 16
+
+
+def test_groups_are_chosen_by_kind_and_name(nets):
+    assert [g["name"] for g in data(f"{nets}:with_inputs", "--name", "2")["groups"]] == ["2"]
+    assert [g["name"] for g in data(f"{nets}:with_inputs", "--name", "!2")["groups"]] == ["0"]
+    assert len(data(f"{nets}:with_inputs", "--kind", "hidden")["groups"]) == 2
+    conv = data("digits_cnn", "--kind", "channel")["groups"]
+    assert conv
+    assert {g["kind"] for g in conv} == {"channel"}
+
+
+def test_inputs_are_given_by_shape(nets):
+    one = data(f"{nets}:without_inputs", "--input", "1x4")
+    assert data(f"{nets}:without_inputs", "--input", "5x4")["macs"] == 5 * one["macs"]
+    assert data(f"{nets}:with_inputs", "--input", "1x4")["macs"] == one["macs"], (
+        "over the function's own"
+    )
+    assert [g["name"] for g in data(f"{nets}:words", "--input", "int:1x7")["groups"]] == ["0", "1"]
+
+
+def test_keyword_inputs_of_a_function_are_used(nets):
+    assert [g["name"] for g in data(f"{nets}:keywords")["groups"]] == ["a"]
+
+
+def test_a_meta_model_shows_the_same(nets):
+    assert data(f"{nets}:with_inputs", "--meta") == data(f"{nets}:with_inputs")
+    assert data(f"{nets}:keywords", "--meta")["groups"]
+
+
+def test_a_module_of_the_current_folder_is_found(nets, monkeypatch):
+    monkeypatch.chdir(nets.parent)
+    assert data("nets:with_inputs")["groups"] == data(f"{nets}:with_inputs")["groups"]
+
+
+def test_the_librarys_own_network_has_inputs():
+    text = shown("digits_cnn")
+    assert "What can shrink" in text
+    assert "channel: an output channel of a convolution" in text
+
+
+def test_a_network_in_which_nothing_shrinks_is_shown_as_such(nets):
+    found = data(f"{nets}:nothing_to_cut")
+    assert found["groups"] == []
+    assert {pin["reason"] for pin in found["pinned"]} == {
+        "it is an input of the model",
+        "it is an output of the model",
+    }
+    assert "What stays whole" in shown(f"{nets}:nothing_to_cut")
+
+
+ERRORS = {
+    "unknown name": (["resnet"], "There is no model 'resnet'. Known are digits_cnn"),
+    "no file": (["nowhere.py:make"], "There is no file nowhere.py"),
+    "no module": (["no_such_module:make"], "'no_such_module' cannot be imported"),
+    "no function": (["{nets}:make"], "has no function 'make'. It has with_inputs"),
+    "not a function": (["{nets}:CALLS"], "has no function 'CALLS'"),
+    "no inputs": (["{nets}:without_inputs"], "No inputs are known for"),
+    "no shape": (["{nets}:with_inputs", "--input", "3 by 4"], "'3 by 4' is no shape of an input"),
+    "no such type": (["{nets}:with_inputs", "--input", "bool:3x4"], "is no shape of an input"),
+    "negative shape": (["{nets}:with_inputs", "--input", "-1x4"], "is no shape of an input"),
+    "no model": (["{nets}:no_model"], "gave str, which is no torch.nn.Module"),
+    "unknown kind": (["{nets}:with_inputs", "--kind", "neuron"], "There is no kind 'neuron'"),
+    "no match": (["{nets}:with_inputs", "--name", "layer*"], "No group is chosen by"),
+    "does not run": (["{nets}:does_not_run"], "Linear did not run on the example inputs ((1, 5))"),
+    "wrong input": (["{nets}:with_inputs", "--input", "1x9"], "did not run on the example inputs"),
+    "no folder": (["transformers:nowhere"], "There is no nowhere/config.json"),
+    "no timm model": (["timm:resnet18x"], "timm has no model 'resnet18x'. It has"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_fit_on_a_screen_and_say_what_to_do(nets, name):
+    if name == "no timm model":
+        from oracles.library import define_torchvision_ops
+
+        define_torchvision_ops()
+    arguments, message = ERRORS[name]
+    found = refused(*(part.format(nets=nets) for part in arguments))
+    assert message.replace(" ", "") in found.replace(" ", "").replace("│", "")
+
+
+def test_an_error_inside_the_users_function_is_told(nets):
+    found = RUN.invoke(app, ["inspect", f"{nets}:breaks"])
+    assert found.exit_code != 0
+    assert "the disk is full" in f"{found.stderr} {found.exception}"
+
+
+def test_nothing_is_left_in_the_path(nets):
+    before = list(sys.path)
+    shown(f"{nets}:with_inputs")
+    refused("no_such_module:make")
+    assert sys.path == before
+
+
+def test_help_teaches_with_examples():
+    text = RUN.invoke(app, ["inspect", "--help"]).output
+    assert "apoptosis inspect torchvision:resnet50" in " ".join(text.split())
