@@ -19,8 +19,8 @@ groups, cut, and check
     python benchmarks/zoo.py --only 'timm*' --fresh
 
 Results of single networks are kept in runs/zoo, so an interrupted run goes on where it was; `--fresh` starts anew.
-Exit code 1 if a network is wrong or hangs. Where exact groups cannot reach 60 %, inexact ones are cut as well (status
-`inexact`): those plans have no twin; a plan of the exact groups alone is compared, and all else is checked.
+Exit code 1 if a network is wrong or hangs. Where exact groups cannot reach 60 %, inexact ones are cut as well, and the
+twin is one whose statistics see the kept units alone (`tests/oracles/kept_sums.py`); a note says so.
 """
 
 import argparse
@@ -270,7 +270,7 @@ def show(ours: list[Record], peers: list[Record]) -> None:
     peer_of = {record["id"]: record for record in peers}
     for record in ours:
         row = dict(zip(HEADS, cells(record), strict=True))
-        style = {"pass": "green", "refused": "yellow", "inexact": "yellow"}
+        style = {"pass": "green", "refused": "yellow"}
         row["status"] = f"[{style.get(record['status'], 'bold red')}]{record['status']}[/]"
         row["checks"] = f"{sum(not text for text in record['checks'].values())}/{len(CHECKS)}"
         more = peer_cells(peer_of.get(record["id"]))[:1] if peers else ()

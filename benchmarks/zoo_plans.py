@@ -7,9 +7,7 @@ steps as the greatest common divisor of its sizes has units. Costs come from the
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import dataclass
 
 from apoptosis.structure import Group, Structure
 
@@ -78,11 +76,9 @@ def random_counts(
         ]
 
     whole = structure.macs()
-    some_plan = structure.plan(kept_units(structure, bundles[0].counts(bundles[0].fewest), rng))
 
     def cost(steps: list[int]) -> float:
-        kept = {name: np.arange(n) for name, n in _joined(bundles, steps).items()}
-        return structure.macs(replace(some_plan, kept=kept)) / whole  # costs ask for numbers alone
+        return structure.macs(_joined(bundles, steps)) / whole
 
     early, late = 0.0, 4.0
     for _ in range(25):
