@@ -123,7 +123,7 @@ def _resolve(facts: Facts) -> None:
     facts.costs = [tuple(resolve(expr) for expr in cost) for cost in facts.costs]
     facts.contractions = [(resolve(expr), operands) for expr, operands in facts.contractions]
     facts.statistics = [(resolve(expr), why) for expr, why in facts.statistics]
-    facts.roles = [(value, resolve(expr), role) for value, expr, role in facts.roles]
+    facts.roles = [(value, dim, resolve(expr), role) for value, dim, expr, role in facts.roles]
     facts.kinds = [(resolve(expr), kind) for expr, kind in facts.kinds]
     facts.ties = [tuple(resolve(expr) for expr in tie) for tie in facts.ties]
     facts.floors = [resolve(expr) for expr in facts.floors]

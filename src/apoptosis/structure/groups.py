@@ -106,7 +106,7 @@ def find_groups(analysis: Analysis) -> list[Group]:
     for value in analysis.tensors():
         for dim, expr in enumerate(analysis.axes[value]):
             for axis in dict.fromkeys(a for a in expr.axes() if a.pin is None):
-                role = roles.get((value, axis), "carrier")
+                role = roles.get((value, dim, axis)) or roles.get((value, None, axis), "carrier")
                 places.setdefault(axis, []).append((value.names[0], dim, role, expr))
     groups: dict[str, Group] = {}
     for axis, own in places.items():
@@ -204,22 +204,23 @@ def _monomial(expr: Expr) -> tuple[list[Axis], int] | None:
     return list(found[0][0]), sum(factor for _, factor in found)
 
 
-def _roles(analysis: Analysis) -> dict[tuple[Value, Axis], str]:
-    """What each tensor's axes are there for; a role of a reshaped weight is a role of the weight."""
+def _roles(analysis: Analysis) -> dict[tuple[Value, int | None, Axis], str]:
+    """What each tensor's axes are there for; a role of a reshaped weight is one of the weight, whatever dimension."""
     origins: dict[Value, set[Value]] = {v: {v} for v in analysis.program.tensors.values()}
     rank = {"producer": 0, "consumer": 1, "carrier": 2}
-    found: dict[tuple[Value, Axis], str] = {}
-    for call in analysis.calls():
+    found: dict[tuple[Value, int | None, Axis], str] = {}
+    for call in analysis.program.calls:
         made_of = {o for v in values_in(call.arguments) for o in origins.get(v, ()) if v.fixed}
         for value in call.outputs:
             if value.fixed:
                 origins[value] = made_of
-        for value, expr, role in analysis.facts[call].roles:
+        for value, dim, expr, role in analysis.facts[call].roles:
             for axis in expr.axes():
                 for tensor in origins.get(value, ()):
-                    known = found.get((tensor, axis))
+                    place = (tensor, dim if tensor is value else None, axis)
+                    known = found.get(place)
                     if known is None or rank[role] < rank[known]:
-                        found[tensor, axis] = role
+                        found[place] = role
     return found
 
 

@@ -166,7 +166,7 @@ class Facts:
     costs: list[tuple[Expr, ...]] = field(default_factory=list)
     contractions: list[tuple[Expr, tuple[tuple[Value, int], ...]]] = field(default_factory=list)
     statistics: list[tuple[Expr, str]] = field(default_factory=list)
-    roles: list[tuple[Value, Expr, str]] = field(default_factory=list)
+    roles: list[tuple[Value, int, Expr, str]] = field(default_factory=list)
     kinds: list[tuple[Expr, str]] = field(default_factory=list)
     ties: list[tuple[Expr, ...]] = field(default_factory=list)
     floors: list[Expr] = field(default_factory=list)
@@ -257,7 +257,8 @@ class Step:
     def role(self, value: Value | None, dim: int, role: str, within: Expr | None = None) -> None:
         """What a parameter's dimension, or only the axes `within` it, is there for: producer, carrier or consumer."""
         if value is not None and value.fixed:
-            self.facts.roles.append((value, within or self.axes(value)[dim], role))
+            axes = within or self.axes(value)[dim]
+            self.facts.roles.append((value, dim % value.ndim, axes, role))
 
     def kind(self, expr: Expr, kind: str) -> None:
         """What a unit of the axis is."""
