@@ -5,6 +5,7 @@ it came from through arithmetic (`embed_dim // num_heads`). Where one arrives as
 says which axes that argument measures, the attribute is known to hold that size, and what it must become after a cut.
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,12 +13,25 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-__all__ = ["Attribute", "Derived", "Origin", "TracedInt", "evaluate", "leaves", "traced_attributes"]
+__all__ = [
+    "Attribute",
+    "Derived",
+    "Origin",
+    "TracedInt",
+    "evaluate",
+    "leaves",
+    "read_attribute",
+    "traced_attributes",
+    "write_attribute_",
+]
 
 
 @dataclass(frozen=True)
 class Attribute:
-    """An integer that a module holds; `place` where it stands in a tuple or list."""
+    """An integer that a module holds; `place` where it stands in a tuple or list.
+
+    `name` has a point where the integer stands in a configuration: `config.num_heads`.
+    """
 
     module: str
     name: str
@@ -115,6 +129,39 @@ def leaves(origin: Origin) -> Iterator[Attribute]:
         yield from leaves(origin.right)
 
 
+def read_attribute(module: nn.Module, where: Attribute) -> int | None:
+    """The integer a module holds there; None if it holds none."""
+    found: Any = module
+    for name in where.name.split("."):
+        found = getattr(found, name, None)
+    if where.place is not None:
+        items = found if isinstance(found, (tuple, list)) else ()
+        found = items[where.place] if where.place < len(items) else None
+    return found if type(found) is int else None
+
+
+def write_attribute_(module: nn.Module, where: Attribute, value: int) -> None:
+    """Set the integer; a configuration that others share is copied first."""
+    *path, last = where.name.split(".")
+    holder: Any = module
+    for name in path:
+        own = copy.copy(getattr(holder, name))
+        vars(holder)[name] = own
+        holder = own
+    if where.place is None:
+        new: Any = value
+    else:
+        items = list(getattr(holder, last))
+        items[where.place] = value
+        new = type(getattr(holder, last))(items)
+    if (
+        path
+    ):  # a configuration may check or translate what is set; this is the raw item that was read
+        vars(holder)[last] = new
+    else:
+        setattr(holder, last, new)
+
+
 @contextmanager
 def traced_attributes(model: nn.Module) -> Iterator[None]:
     """Every integer attribute traced inside the block, as it was afterwards."""
@@ -134,10 +181,17 @@ def traced_attributes(model: nn.Module) -> Iterator[None]:
 
 
 def _with_origins(found: Any, path: str, name: str) -> Any:
+    """An integer, or integers in a list or a configuration, with their origins."""
     if type(found) is int:
         return TracedInt(found, Attribute(path, name))
     if type(found) in (tuple, list) and found and all(type(item) is int for item in found):
         return type(found)(
             TracedInt(item, Attribute(path, name, place)) for place, item in enumerate(found)
         )
+    if type(found).__name__.endswith("Config") and hasattr(found, "__dict__"):
+        twin = copy.copy(found)
+        for key, item in vars(found).items():
+            if type(item) is int:
+                vars(twin)[key] = TracedInt(item, Attribute(path, f"{name}.{key}"))
+        return twin
     return found

@@ -29,10 +29,17 @@ __all__ = ["CutProgram", "expected_arguments", "why_not_a_program", "write_progr
 _TRAINING = {
     "dropout": "train",
     "batch_norm": "training",
+    "instance_norm": "use_input_stats",
     "feature_dropout": "train",
     "alpha_dropout": "train",
+    "feature_alpha_dropout": "train",
+    "rrelu": "training",
+    "lstm": "train",
+    "gru": "train",
+    "rnn_tanh": "train",
+    "rnn_relu": "train",
 }
-"""Flags that are a module's `training` in disguise."""
+"""Flags that are a module's `training` in disguise, where they are off in eval mode."""
 
 _NUMBERS = ("item.", "is_nonzero.", "_local_scalar_dense.", "equal.", "sym_size.", "_assert")
 
@@ -47,7 +54,12 @@ def write_program(
         made.setdefault(id(tensor), like(tensor.detach().clone(), tensor))
     tensors = {name: made[id(tensor)] for name, tensor in held.items()}
     persistent = set(model.state_dict(keep_vars=True))
-    return CutProgram(run, sizes, tensors, persistent).train(model.training)
+    program = CutProgram(run, sizes, tensors, persistent).train(model.training)
+    parts = dict(program.named_modules())
+    for path, module in model.named_modules(remove_duplicate=False):
+        if path in parts:
+            parts[path].training = module.training
+    return program
 
 
 class CutProgram(nn.Module):
@@ -88,15 +100,20 @@ class CutProgram(nn.Module):
 
     def _hold(self, name: str, tensor: Tensor, *, persistent: bool) -> None:
         *path, last = name.split(".")
-        holder: nn.Module = self
-        for part in path:
-            if part not in holder._modules:
-                holder.add_module(part, nn.Module())
-            holder = holder._modules[part]  # type: ignore[assignment]
+        module = _holder(self, path)
         if isinstance(tensor, nn.Parameter):
-            holder.register_parameter(last, tensor)
+            module.register_parameter(last, tensor)
         else:
-            holder.register_buffer(last, tensor, persistent=persistent)
+            module.register_buffer(last, tensor, persistent=persistent)
+
+
+def _holder(module: nn.Module, path: list[str]) -> nn.Module:
+    """The module below another one, made where there is none yet."""
+    for part in path:
+        if part not in module._modules:
+            module.add_module(part, nn.Module())
+        module = module._modules[part]  # type: ignore[assignment]
+    return module
 
 
 def _compiled(graph: fx.Graph) -> Any:
@@ -157,7 +174,7 @@ class _Writer:
         self._module = module
         self._nodes: dict[Value, Any] = {}
         self._open: dict[Axis, Any] = {}
-        self._training: Any = None
+        self._modes: dict[str, Any] = {}
         self._num_constants = 0
         program = analysis.program
         for number, value in enumerate(program.inputs):
@@ -180,15 +197,21 @@ class _Writer:
             op = call.op
             arguments = expected_arguments(call, self._analysis, self._size) | facts.frozen
         flag = _TRAINING.get(call.name.split(".")[0])
-        if flag is not None:
-            self._training = self._training or self.graph.get_attr("training")
-            arguments = arguments | {flag: self._training}
+        if flag is not None and arguments.get(flag) is False:
+            arguments = arguments | {flag: self._training(call.module)}
         node = self._call(op, map_values(arguments, self._node))
         if isinstance(call.returns, Value):
             self._nodes[call.returns] = node
         else:
             for number, value in enumerate(call.outputs):
                 self._nodes[value] = self.graph.call_function(operator.getitem, (node, number))
+
+    def _training(self, path: str) -> Any:
+        """Whether the module of that path is in train mode: a part of a network may be frozen."""
+        if path not in self._modes:
+            _holder(self._module, path.split(".") if path else [])
+            self._modes[path] = self.graph.get_attr(f"{path}.training" if path else "training")
+        return self._modes[path]
 
     def _call(self, op: Any, arguments: dict[str, Any]) -> Any:
         if not isinstance(op, torch._ops.OpOverload):  # a rule's own function

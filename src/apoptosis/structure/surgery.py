@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from apoptosis.errors import ModelError, PlanMismatchError
 from apoptosis.modes import in_eval_mode
+from apoptosis.structure.attributes import read_attribute, write_attribute_
 from apoptosis.structure.multihead import CutAttention
 from apoptosis.structure.plan import Plan, TensorCut
 from apoptosis.structure.recording import model_tensors
@@ -55,17 +56,9 @@ def cut_module(model: AnyModel, plan: Plan) -> AnyModel:
     small = copy_with(model, cut_tensors(check_fits(model, plan), plan))
     modules = dict(small.named_modules(remove_duplicate=False))
     for change in plan.attributes:
-        where = change.attribute
-        module = modules[where.module]
-        value: Any = change.new
-        if where.place is not None:
-            items = list(getattr(module, where.name))
-            items[where.place] = change.new
-            value = type(getattr(module, where.name))(items)
-        setattr(module, where.name, value)
-    with in_eval_mode(
-        small
-    ):  # to read a parametrised weight is to compute it; spectral_norm learns when it trains
+        write_attribute_(modules[change.attribute.module], change.attribute, change.new)
+    # To read a parametrised weight is to compute it, and spectral_norm learns when it does so in train mode.
+    with in_eval_mode(small):
         for module in small.modules():
             refresh_sizes(module)
     for shape in plan.attentions:
@@ -167,14 +160,23 @@ def copy_with(model: AnyModel, replacements: dict[int, Tensor]) -> AnyModel:
             not tensor.is_leaf
         ):  # torch refuses to copy those; they are made anew by the next forward
             memo.setdefault(id(tensor), tensor.detach().clone())
+    held = model_tensors(model)
     try:
-        return copy.deepcopy(model, memo)
+        copied = copy.deepcopy(model, memo)
     except Exception as error:
         raise ModelError(
             f"The model cannot be copied ({type(error).__name__}: {error}), and the given one is never changed. Keep "
             "file handles, locks and other objects that `copy.deepcopy` refuses out of the model, or give the class a "
             "`__deepcopy__`."
         ) from error
+    found = model_tensors(copied)
+    for name, tensor in held.items():
+        if id(tensor) in replacements and found.get(name) is not replacements[id(tensor)]:
+            raise ModelError(
+                f"A copy of {type(model).__name__} does not hold the tensor given for {name!r}. Scripted modules copy "
+                "themselves in C++: take the module they were made from. A `__deepcopy__` must pass its memo on."
+            )
+    return copied
 
 
 def check_fits(model: nn.Module, plan: Plan) -> dict[str, Tensor]:
@@ -203,11 +205,8 @@ def _check_settings(model: nn.Module, held: dict[str, Tensor], plan: Plan) -> No
     modules = dict(model.named_modules(remove_duplicate=False))
     for change in plan.attributes:
         where = change.attribute
-        found = getattr(modules.get(where.module), where.name, None)
-        if where.place is not None:
-            items = found if isinstance(found, (tuple, list)) else ()
-            found = items[where.place] if where.place < len(items) else None
-        if type(found) is not int:
+        module = modules.get(where.module)
+        if module is None or read_attribute(module, where) is None:
             raise PlanMismatchError(
                 f"The plan sets the size {where.name!r} of module {where.module!r}, which {type(model).__name__} does "
                 "not have. The plan was made for another model; make one with `trace(model, …).plan(…)`."

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from apoptosis.errors import ModelError, TraceError
 from apoptosis.structure.analysis import Analysis, analyse
-from apoptosis.structure.attributes import Attribute, leaves, traced_attributes
+from apoptosis.structure.attributes import Attribute, leaves, read_attribute, traced_attributes
 from apoptosis.structure.groups import find_groups, find_pinned, find_ties
 from apoptosis.structure.network import Network, Run
 from apoptosis.structure.program import Program, values_in
@@ -65,11 +65,13 @@ def _check_model(model: Any) -> None:
         raise ModelError(
             f"`trace` was given a {type(model).__name__}; it takes a torch.nn.Module, whose tensors have names."
         )
-    if type(model).__name__ == "OptimizedModule":  # importing its class takes a second
-        raise ModelError(
-            "The model is a compiled one, whose sizes are frozen in its code. Take the original (`model._orig_mod`): "
-            "trace the model, cut it, and compile the cut one."
-        )
+    for path, module in model.named_modules():
+        if type(module).__name__ == "OptimizedModule":  # importing its class takes a second
+            where = f"{path!r} of the model" if path else "The model"
+            raise ModelError(
+                f"{where} is compiled, and its sizes are frozen in its code. Take the original (`_orig_mod`): trace the "
+                "model, cut it, and compile the cut one."
+            )
 
 
 def _ran(model: nn.Module, example: Example) -> Run:
@@ -131,8 +133,9 @@ def _attribute_values(analysis: Analysis, model: nn.Module) -> dict[Attribute, i
     for call in analysis.calls():
         for origin in call.taints.values():
             for where in leaves(origin):
-                held = getattr(modules[where.module], where.name)
-                found[where] = held if where.place is None else held[where.place]
+                held = read_attribute(modules[where.module], where)
+                assert held is not None, "what was traced is an integer"
+                found[where] = held
     return found
 
 
