@@ -155,12 +155,10 @@ def _cut_state(state: Tensor, parameter: Tensor, cut: TensorCut | None) -> Tenso
 def copy_with(model: AnyModel, replacements: dict[int, Tensor]) -> AnyModel:
     """A deep copy in which some tensors, by identity, are others."""
     memo: dict[int, Any] = dict(replacements)
-    for tensor in model_tensors(model).values():
-        if (
-            not tensor.is_leaf
-        ):  # torch refuses to copy those; they are made anew by the next forward
-            memo.setdefault(id(tensor), tensor.detach().clone())
     held = model_tensors(model)
+    for tensor in held.values():
+        if not tensor.is_leaf:  # torch does not copy those; the next forward makes them anew
+            memo.setdefault(id(tensor), tensor.detach().clone())
     try:
         copied = copy.deepcopy(model, memo)
     except Exception as error:
@@ -176,6 +174,9 @@ def copy_with(model: AnyModel, replacements: dict[int, Tensor]) -> AnyModel:
                 f"A copy of {type(model).__name__} does not hold the tensor given for {name!r}. Scripted modules copy "
                 "themselves in C++: take the module they were made from. A `__deepcopy__` must pass its memo on."
             )
+    for module in copied.modules():
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()  # cuDNN wants them in one piece
     return copied
 
 
@@ -254,8 +255,6 @@ def refresh_sizes(module: nn.Module) -> None:
             for name, read in sizes.items():
                 setattr(module, name, read(module))
             break
-    if isinstance(module, nn.RNNBase):
-        module.flatten_parameters()
 
 
 def _channels(dim: int) -> Callable[[Any], int]:

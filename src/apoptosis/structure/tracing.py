@@ -69,8 +69,8 @@ def _check_model(model: Any) -> None:
         if type(module).__name__ == "OptimizedModule":  # importing its class takes a second
             where = f"{path!r} of the model" if path else "The model"
             raise ModelError(
-                f"{where} is compiled, and its sizes are frozen in its code. Take the original (`_orig_mod`): trace the "
-                "model, cut it, and compile the cut one."
+                f"{where} is compiled, and its sizes are frozen in its code. Take the original (`_orig_mod`): trace "
+                "the model, cut it, and compile the cut one."
             )
 
 
