@@ -282,6 +282,48 @@ def test_a_compiled_model_is_pointed_to_the_original(mlp) -> None:
     refused(mlp, ModelError, match, lambda: ap.trace(compiled, small_case("mlp").inputs()))
 
 
+def test_a_compiled_part_is_named() -> None:
+    part = torch.compile(nn.Linear(4, 6), backend="eager")
+    model = nn.Sequential(part, nn.ReLU(), nn.Linear(6, 3))
+    refused(
+        model,
+        ModelError,
+        "'0' of the model is compiled",
+        lambda: ap.trace(model, torch.zeros(2, 4)),
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
+def test_a_scripted_model_is_refused_for_its_copies_are_made_elsewhere() -> None:
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)))
+    with pytest.raises(ModelError, match="Scripted modules copy themselves"):
+        ap.trace(scripted, torch.zeros(2, 4))
+
+
+class CopiesItself(nn.Sequential):
+    """A class whose copies hold tensors of their own: a cut would change nothing, silently."""
+
+    def __deepcopy__(self, memo: Any) -> nn.Module:
+        with torch.random.fork_rng():
+            made = CopiesItself(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+        made.load_state_dict(self.state_dict())
+        return made
+
+
+def test_a_model_whose_copies_are_not_its_parts_is_refused() -> None:
+    model = CopiesItself(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    match = "CopiesItself does not hold the tensor given for '0.weight'.*__deepcopy__"
+    refused(model, ModelError, match, lambda: ap.trace(model, torch.zeros(2, 4)))
+
+
+def test_a_graph_module_is_cut_as_any_other(mlp) -> None:
+    graph = torch.fx.symbolic_trace(mlp)
+    x = small_case("mlp").inputs()
+    plan = ap.trace(graph, x).plan({"0": [0, 3]})
+    assert plan.delivery == "module"
+    torch.testing.assert_close(ap.cut(graph, plan)(x), ap.zero(graph, plan)(x))
+
+
 def test_a_model_compiled_in_place_is_traced_as_it_is(mlp) -> None:
     mlp.compile(backend="eager")
     assert [g.name for g in ap.trace(mlp, small_case("mlp").inputs()).groups] == ["0", "2"]

@@ -154,6 +154,60 @@ def test_statistics_of_the_batch_are_kept_up_in_train_mode_as_the_cut_module_doe
     )
 
 
+def test_parts_that_are_frozen_while_others_train_stay_so() -> None:
+    case = small_case("residual")
+    model, x = case.model().train(), case.inputs(6)
+    model.blocks[0].bn1.eval()
+    structure = ap.trace(model, x)
+    plan = structure.plan({"blocks.0.conv1": [0, 2]})
+    module, program = ap.cut(model, plan), structure.program(model, plan)
+    before = module.blocks[0].bn1.running_mean.clone()
+    torch.testing.assert_close(program(x), module(x), **TOLERANCE)
+    assert torch.equal(program.get_buffer("blocks.0.bn1.running_mean"), before)
+    torch.testing.assert_close(
+        program.get_buffer("stem.1.running_mean"), module.stem[1].running_mean, **TOLERANCE
+    )
+    program.train()
+    program(x)
+    assert not torch.equal(program.get_buffer("blocks.0.bn1.running_mean"), before)
+
+
+def test_statistics_that_are_never_remembered_are_those_of_the_batch_in_eval_mode() -> None:
+    norm = nn.BatchNorm1d(6, track_running_stats=False)
+    model = built(lambda: nn.Sequential(nn.Linear(4, 6), norm, nn.Linear(6, 3)))
+    x = torch.randn(5, 4, dtype=torch.float64)
+    program, twin = as_program(model, x)
+    torch.testing.assert_close(program(x), twin(x), **TOLERANCE)
+
+
+def test_dropout_that_is_on_in_eval_mode_stays_on() -> None:
+    def forward(net: Net, x: Tensor) -> Tensor:
+        return net.b(F.dropout(net.a(x), 0.5))
+
+    model = built(lambda: Net(forward, a=nn.Linear(4, 6), b=nn.Linear(6, 3)))
+    x = torch.randn(5, 4, dtype=torch.float64)
+    structure = ap.trace(model, x)
+    program = structure.program(model, structure.plan({"a": [0, 2, 4]}))
+    assert not torch.equal(program(x), program(x))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_dropout_between_recurrent_layers_is_on_in_train_mode_alone(kind: Any) -> None:
+    def forward(net: Net, x: Tensor) -> Tensor:
+        return net.head(net.cell(x)[0])
+
+    model = built(
+        lambda: Net(
+            forward, cell=kind(4, 6, 2, dropout=0.5, batch_first=True), head=nn.Linear(6, 3)
+        )
+    )
+    x = torch.randn(2, 5, 4, dtype=torch.float64)
+    program, twin = as_program(model, x)
+    torch.testing.assert_close(program(x), twin(x), **TOLERANCE)
+    program.train()
+    assert not torch.equal(program(x), program(x))
+
+
 def test_gradients_are_those_of_the_cut_module() -> None:
     case = small_case("fused")
     model, x = case.model(), case.inputs()
