@@ -186,6 +186,57 @@ def test_buffers_are_cut_and_integer_ones_are_not_zeroed() -> None:
     assert float(twin.stem[1].running_var[0]) == 0
 
 
+def test_the_memory_format_is_kept() -> None:
+    case = small_case("residual")
+    model, x = case.model().to(memory_format=torch.channels_last), case.inputs()
+    plan = ap.trace(model, x).plan({"stem.0": [1, 4], "blocks.0.conv1": [0, 2]})
+    for small in (ap.cut(model, plan), ap.zero(model, plan)):
+        weights = [p for p in small.parameters() if p.ndim == 4]
+        assert all(p.is_contiguous(memory_format=torch.channels_last) for p in weights)
+    plain = ap.cut(case.model(), plan)
+    assert all(p.is_contiguous() for p in plain.parameters())
+
+
+def test_state_cut_twice_is_state_cut_once() -> None:
+    case = small_case("mlp")
+    model, x = case.model(), case.inputs()
+    structure = ap.trace(model, x)
+    first = structure.plan({"0": [0, 1, 4]})
+    second = structure.after(first).plan({"0": [1], "2": [0, 5]})
+    optimizer = torch.optim.Adam(model.parameters())
+    step(model, optimizer, 0)
+    small = ap.cut(model, first)
+    own = ap.cut_optimizer(optimizer, model, small, first)
+    smallest = ap.cut(small, second)
+    twice = ap.cut_optimizer(own, small, smallest, second)
+    both = first.then(second)
+    at_once = ap.cut(model, both)
+    once = ap.cut_optimizer(optimizer, model, at_once, both)
+    for a, b in zip(smallest.parameters(), at_once.parameters(), strict=True):
+        for key in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(twice.state[a][key], once.state[b][key])
+
+
+def test_a_module_under_two_names_stays_one() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+            self.first = self.second = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.second(self.first(self.a(x)).relu()).tanh())
+
+    model, x = built(Shared), torch.randn(2, 4, dtype=torch.float64)
+    structure = ap.trace(model, x)
+    plan = structure.plan({"a": [0, 1, 2]})
+    small, program = ap.cut(model, plan), structure.program(model, plan)
+    assert small.first is small.second
+    assert list(small.state_dict()) == list(program.state_dict()) == list(model.state_dict())
+    for net in (small, program):
+        torch.testing.assert_close(net(x), ap.zero(model, plan)(x), rtol=1e-12, atol=1e-13)
+
+
 def test_a_model_in_train_mode_is_cut_in_train_mode() -> None:
     for id in ("residual", "hard coded"):
         case = small_case(id)

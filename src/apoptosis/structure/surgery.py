@@ -74,13 +74,22 @@ def cut_tensors(held: dict[str, Tensor], plan: Plan) -> dict[int, Tensor]:
         new = tensor.detach()
         for dim, kept in cut.kept.items():
             new = new.index_select(dim, torch.as_tensor(kept, device=tensor.device))
-        made[id(tensor)] = like(new, tensor)
+        made[id(tensor)] = like(_laid_out(new, tensor), tensor)
     for scaling in plan.scalings:
         tensor = held[scaling.names[0]]
         new = made.setdefault(id(tensor), like(tensor.detach().clone(), tensor))
         with torch.no_grad():
             new[torch.as_tensor(scaling.rows, device=new.device)] *= scaling.factor
     return made
+
+
+def _laid_out(new: Tensor, old: Tensor) -> Tensor:
+    """In the memory format of another one: indexing gives the plain one, which convolutions would turn at each call."""
+    for layout in (torch.channels_last, torch.channels_last_3d):
+        fits = old.ndim == (4 if layout is torch.channels_last else 5)
+        if fits and old.is_contiguous(memory_format=layout) and not old.is_contiguous():
+            return new.contiguous(memory_format=layout)
+    return new
 
 
 def cut_optimizer(
