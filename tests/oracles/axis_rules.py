@@ -20,10 +20,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from apoptosis.structure.analysis import Analysis, analyse
 from apoptosis.structure.arrangement import tensors_in
 from apoptosis.structure.axes import Axis, Expr, Indices, kept_indices, size_of
+from apoptosis.structure.facts import Facts
 from apoptosis.structure.program import Call, Value, map_values
 from apoptosis.structure.recording import Example, model_tensors, record
 from apoptosis.structure.rewriting import expected_arguments
-from apoptosis.structure.rules import Facts, Sample
+from apoptosis.structure.samples import Sample
 from apoptosis.structure.zero_flow import flow_zeros, inexact_axes
 
 __all__ = [

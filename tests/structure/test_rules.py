@@ -9,7 +9,8 @@ import torch
 from apoptosis.structure.analysis import FAMILIES
 from apoptosis.structure.axes import size_of
 from apoptosis.structure.program import Call
-from apoptosis.structure.rules import RULES, find_rule, register, sample, tensor
+from apoptosis.structure.rules import RULES, find_rule, register
+from apoptosis.structure.samples import sample, tensor
 from oracles.axis_rules import (
     Trial,
     assert_costs_are_counted,

@@ -8,21 +8,11 @@ import pytest
 
 from apoptosis.structure import rules
 from apoptosis.structure.axes import Expr, times
+from apoptosis.structure.facts import Facts
+from apoptosis.structure.flows import AnyOf, Everywhere, Flow, Through, aligned, through
+from apoptosis.structure.letters import product, product_flow
 from apoptosis.structure.program import values_in
-from apoptosis.structure.rules import (
-    RULES,
-    AnyOf,
-    Everywhere,
-    Facts,
-    Flow,
-    Rule,
-    Step,
-    Through,
-    aligned,
-    product,
-    product_flow,
-    through,
-)
+from apoptosis.structure.rules import RULES, Rule, Step
 from oracles.axis_rules import (
     Trial,
     assert_costs_are_counted,

@@ -9,29 +9,34 @@ from apoptosis.structure import axes as algebra
 from apoptosis.structure import (
     rules_index,
     rules_norm,
+    rules_parts,
     rules_pointwise,
     rules_product,
     rules_recurrent,
     rules_reduce,
     rules_shape,
+    rules_space,
 )
 from apoptosis.structure.arrangement import leaves_in
 from apoptosis.structure.axes import Axis, Expr
+from apoptosis.structure.facts import Facts, PinReason, Size
 from apoptosis.structure.program import Call, Program, Value, values_in
-from apoptosis.structure.rules import Context, Facts, PinReason, Size, analyse_call
+from apoptosis.structure.rules import Context, analyse_call
 
 __all__ = ["FAMILIES", "Analysis", "analyse"]
 
-FAMILIES = tuple(
+FAMILIES = dict.fromkeys(
     room.FAMILY
     for room in (
         rules_index,
         rules_norm,
+        rules_parts,
         rules_pointwise,
         rules_product,
         rules_recurrent,
         rules_reduce,
         rules_shape,
+        rules_space,
     )
 )
 

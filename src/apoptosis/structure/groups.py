@@ -8,9 +8,9 @@ import numpy as np
 
 from apoptosis.structure.analysis import Analysis
 from apoptosis.structure.axes import Axis, Expr, Indices, coordinates, size_of
+from apoptosis.structure.facts import PinReason
 from apoptosis.structure.kinds import kinds_of
 from apoptosis.structure.program import Value, values_in
-from apoptosis.structure.rules import PinReason
 from apoptosis.structure.zero_flow import inexact_axes
 
 __all__ = ["Group", "PinnedAxis", "Site", "Slice", "Tie", "find_groups", "find_pinned", "find_ties"]

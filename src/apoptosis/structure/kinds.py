@@ -8,8 +8,8 @@ values have fewer heads, repeated for several queries, a head is a `kv_head` wit
 
 from apoptosis.structure.analysis import Analysis
 from apoptosis.structure.axes import Axis, Expr, resolve
+from apoptosis.structure.facts import ActivationProduct
 from apoptosis.structure.program import Call, Value, values_in
-from apoptosis.structure.rules import ActivationProduct
 
 __all__ = ["KINDS", "kinds_of"]
 

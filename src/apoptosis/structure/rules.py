@@ -16,168 +16,30 @@ without samples cannot be registered. An in-place operation shares the entry of 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any, TypeAlias
 
-import torch
-from torch import Tensor
-
 from apoptosis.structure import axes as algebra
-from apoptosis.structure.axes import ONE, Axis, Expr
+from apoptosis.structure.axes import Axis, Expr
+from apoptosis.structure.facts import Facts, PinReason, Size
+from apoptosis.structure.flows import Everywhere, Flow, Nowhere, through
 from apoptosis.structure.program import Call, Value, values_in
+from apoptosis.structure.samples import Sample
 
 __all__ = [
     "RULES",
-    "ActivationProduct",
-    "AllOf",
-    "AnyOf",
     "Context",
     "Declined",
-    "Divided",
-    "Everywhere",
-    "Facts",
-    "Flow",
-    "Joined",
-    "Moved",
-    "Nowhere",
-    "PinReason",
-    "Pole",
     "Rule",
-    "Sample",
-    "Size",
     "Step",
-    "Through",
     "analyse_call",
     "axis_rule",
-    "integers",
-    "sample",
-    "tensor",
+    "find_rule",
+    "register",
 ]
-
-
-@dataclass(frozen=True)
-class PinReason:
-    """Why an axis stays whole: the operation, what it does with the axis, and where."""
-
-    op: str
-    reason: str
-    module: str = ""
-    line: str = ""
-    quiet: bool = False
-    """Space, time, batch and kernels: nobody expects those to shrink, so they are not reported."""
 
 
 class Declined(Exception):  # noqa: N818 - an answer of a rule, never an error of the user
     """A rule does not cover these arguments; everything they touch is pinned."""
-
-
-class Flow:
-    """Where a result is zero at removed units, given where the operands are."""
-
-
-@dataclass(frozen=True)
-class Through(Flow):
-    """Zero along an output's dimension wherever the value is along `dims[that dimension]`."""
-
-    value: Value
-    dims: tuple[int | None, ...]
-
-
-@dataclass(frozen=True)
-class Moved(Flow):
-    """The value's entries in another shape: zero for an axis where it was along every dimension with that axis."""
-
-    value: Value
-
-
-@dataclass(frozen=True)
-class Joined(Flow):
-    """Values laid side by side: zero for an axis where each value that has the axis is."""
-
-    values: tuple[Value, ...]
-    dims: tuple[int | None, ...]
-
-
-@dataclass(frozen=True)
-class AnyOf(Flow):
-    """A product: zero where any factor is."""
-
-    flows: tuple[Flow, ...]
-
-
-@dataclass(frozen=True)
-class Divided(Flow):
-    """A quotient: zero where the numerator is and the denominator is not, for 0/0 is no number."""
-
-    numerator: Flow
-    denominator: Flow
-
-
-@dataclass(frozen=True)
-class Pole(Flow):
-    """Zero nowhere, and infinite where the value is zero: logarithms, reciprocals."""
-
-    value: Flow
-
-
-@dataclass(frozen=True)
-class AllOf(Flow):
-    """A sum: zero where all terms are."""
-
-    flows: tuple[Flow, ...]
-
-
-@dataclass(frozen=True)
-class Everywhere(Flow):
-    """Zeros."""
-
-
-@dataclass(frozen=True)
-class Nowhere(Flow):
-    """Nothing is known to be zero."""
-
-
-@dataclass(frozen=True)
-class Size:
-    """An integer argument that measures `expr`; `negative` where it counts from the end."""
-
-    expr: Expr
-    negative: bool = False
-
-
-@dataclass(frozen=True)
-class ActivationProduct:
-    """A product of two activations: axes summed over, axes both have, and those of the second alone."""
-
-    operands: tuple[Value, Value]
-    contracted: tuple[Expr, ...]
-    shared: tuple[Expr, ...]
-    own: tuple[Expr, ...]
-
-
-@dataclass
-class Facts:
-    """What a rule said about one call, apart from the equations."""
-
-    axes: list[list[Expr]] = field(default_factory=list)
-    sizes: dict[tuple[str, int], Size] = field(default_factory=dict)
-    frozen: dict[str, Any] = field(default_factory=dict)
-    """Arguments whose default depends on a size, with the value they had: to be written out."""
-    costs: list[tuple[Expr, ...]] = field(default_factory=list)
-    contractions: list[tuple[Expr, tuple[tuple[Value, int], ...]]] = field(default_factory=list)
-    statistics: list[tuple[Expr, str]] = field(default_factory=list)
-    roles: list[tuple[Value, int, Expr, str]] = field(default_factory=list)
-    kinds: list[tuple[Expr, str]] = field(default_factory=list)
-    ties: list[tuple[Expr, ...]] = field(default_factory=list)
-    floors: list[Expr] = field(default_factory=list)
-    spared: list[tuple[Value, int]] = field(default_factory=list)
-    """Dimensions of tensors that the zeroed twin leaves alone: zeros there would be divided by their own length."""
-    flows: list[Flow] = field(default_factory=list)
-    replacement: Callable[[Callable[[Expr], Any]], tuple[Any, dict[str, Any]]] | None = None
-    """The call in a form that can express unequal sizes: a function from size of an axis to operation and arguments."""
-    product: ActivationProduct | None = None
-    refused: str = ""
-    """Why there was no rule."""
 
 
 @dataclass
@@ -285,18 +147,6 @@ class Step:
         return PinReason(self.call.name, why, self.call.module, self.call.line, quiet)
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Arguments to prove a rule on. Floating-point tensors among them are taken for parameters."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    free: str
-    """Sizes of the axes that are left free, `~` after those with a statistic; "refused" where the rule declines."""
-    read: int | None = None
-    """How many of the results somebody reads; None for all."""
-
-
 Samples: TypeAlias = Callable[[], list[Sample]]
 
 
@@ -387,104 +237,3 @@ def _check_shapes(call: Call, facts: Facts) -> None:
     assert stated == found, (
         f"the rule of {call.name} states shapes {stated}, the results have {found}"
     )
-
-
-def through(value: Value, offset: int = 0) -> Flow:
-    """The zeros of a value, dimension by dimension; `offset` where the result has more leading dimensions."""
-    return Through(value, tuple([None] * offset + list(range(value.ndim))))
-
-
-def aligned(value: Value, ndim: int) -> Flow:
-    """The zeros of a value that is broadcast to `ndim` dimensions."""
-    return through(value, ndim - value.ndim)
-
-
-def broadcast(step: Step, *values: Value) -> list[Expr]:
-    """The axes of values broadcast against each other, equated where they meet."""
-    ndim = max((value.ndim for value in values), default=0)
-    result: list[Expr] = []
-    for dim in range(-ndim, 0):
-        meeting = [step.axes(v)[dim] for v in values if v.ndim >= -dim and v.shape[dim] != 1]
-        for other in meeting[1:]:
-            step.equal(meeting[0], other)
-        result.append(algebra.resolve(meeting[0]) if meeting else ONE)
-    return result
-
-
-def product(step: Step, operands: Sequence[tuple[Value, str]], result: str) -> list[Expr]:
-    """A sum of products in letters, as einsum: equations, cost, contractions, zeros and roles follow from them.
-
-    Returns the axes of the result, without stating them: a bias may come on top. Dimensions of size 1 broadcast.
-    """
-    places: dict[str, list[tuple[Value, int]]] = {}
-    for value, letters in operands:
-        for dim, letter in enumerate(letters):
-            if value.shape[dim] != 1:
-                places.setdefault(letter, []).append((value, dim))
-    exprs: dict[str, Expr] = {}
-    for letter, found in places.items():
-        first, *others = [step.axes(value)[dim] for value, dim in found]
-        for other in others:
-            step.equal(first, other)
-        exprs[letter] = first
-    for letter, found in places.items():
-        if letter not in result:
-            step.contract(exprs[letter], *found)
-        for value, dim in found:
-            step.role(value, dim, _role_of(letter, found, result))
-    step.cost(*exprs.values())
-    _note_activation_product(step, operands, exprs, result)
-    return [algebra.resolve(exprs.get(letter, ONE)) for letter in result]
-
-
-def product_flow(operands: Sequence[tuple[Value, str]], result: str) -> Flow:
-    """Where a product in letters is zero."""
-    return AnyOf(
-        tuple(
-            Through(value, tuple(letters.find(x) if x in letters else None for x in result))
-            for value, letters in operands
-        )
-    )
-
-
-def _role_of(letter: str, found: list[tuple[Value, int]], result: str) -> str:
-    if letter not in result:
-        return "consumer"
-    return "producer" if len(found) == 1 else "carrier"
-
-
-def _note_activation_product(
-    step: Step, operands: Sequence[tuple[Value, str]], exprs: dict[str, Expr], result: str
-) -> None:
-    if len(operands) != 2 or any(value.fixed for value, _ in operands):
-        return
-    (a, a_letters), (b, b_letters) = operands
-    both = [x for x in exprs if x in a_letters and x in b_letters]
-    step.facts.product = ActivationProduct(
-        (a, b),
-        contracted=tuple(exprs[x] for x in both if x not in result),
-        shared=tuple(exprs[x] for x in both if x in result),
-        own=tuple(exprs[x] for x in exprs if x in b_letters and x not in a_letters and x in result),
-    )
-
-
-def numel(sizes: Sequence[int]) -> int:
-    """Number of entries."""
-    return prod(sizes)
-
-
-def sample(*args: Any, free: str, read: int | None = None, **kwargs: Any) -> Sample:
-    """A `Sample` as it would be called."""
-    return Sample(args, kwargs, free, read)
-
-
-def tensor(*shape: int, seed: int = 0) -> Tensor:
-    """A deterministic float64 tensor for samples, of both signs and away from kinks at 0."""
-    generator = torch.Generator().manual_seed(sum(shape) + len(shape) + 100 * seed)
-    x = torch.randn(shape, generator=generator, dtype=torch.float64)
-    return x + 0.1 * x.sign()
-
-
-def integers(*shape: int, below: int) -> Tensor:
-    """A deterministic tensor of indices for samples, all of them used where there are enough places."""
-    return (torch.arange(prod(shape)) * 7 % below).reshape(shape)

@@ -6,23 +6,11 @@ import torch
 
 from apoptosis.structure import axes as algebra
 from apoptosis.structure.axes import ONE, Expr
+from apoptosis.structure.flows import AllOf, Everywhere, Flow, Nowhere, Through, through
+from apoptosis.structure.letters import broadcast
 from apoptosis.structure.program import Value
-from apoptosis.structure.rules import (
-    AllOf,
-    Declined,
-    Everywhere,
-    Flow,
-    Nowhere,
-    Sample,
-    Step,
-    Through,
-    axis_rule,
-    broadcast,
-    integers,
-    sample,
-    tensor,
-    through,
-)
+from apoptosis.structure.rules import Declined, Step, axis_rule
+from apoptosis.structure.samples import Sample, integers, sample, tensor
 
 FAMILY = "indices"
 

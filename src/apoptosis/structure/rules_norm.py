@@ -1,20 +1,10 @@
 """Axis rules of normalisations. A statistic over an axis makes cutting it inexact; scale and shift go along."""
 
 from apoptosis.structure.axes import times
+from apoptosis.structure.flows import AllOf, AnyOf, Divided, Flow, Through, through
 from apoptosis.structure.program import Value
-from apoptosis.structure.rules import (
-    AllOf,
-    AnyOf,
-    Divided,
-    Flow,
-    Sample,
-    Step,
-    Through,
-    axis_rule,
-    sample,
-    tensor,
-    through,
-)
+from apoptosis.structure.rules import Step, axis_rule
+from apoptosis.structure.samples import Sample, sample, tensor
 
 FAMILY = "norms"
 

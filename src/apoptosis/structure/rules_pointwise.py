@@ -9,26 +9,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from apoptosis.structure.flows import AllOf, AnyOf, Divided, Flow, Nowhere, Pole, Through, aligned
+from apoptosis.structure.letters import broadcast
 from apoptosis.structure.program import Value, values_in
-from apoptosis.structure.rules import (
-    AllOf,
-    AnyOf,
-    Divided,
-    Flow,
-    Nowhere,
-    Pole,
-    Rule,
-    Sample,
-    Step,
-    Through,
-    aligned,
-    axis_rule,
-    broadcast,
-    integers,
-    register,
-    sample,
-    tensor,
-)
+from apoptosis.structure.rules import Rule, Step, axis_rule, register
+from apoptosis.structure.samples import Sample, integers, sample, tensor
 
 FAMILY = "elementwise"
 

@@ -7,23 +7,12 @@ from typing import Any
 
 from apoptosis.structure import axes as algebra
 from apoptosis.structure.axes import Expr, times
+from apoptosis.structure.facts import ActivationProduct
+from apoptosis.structure.flows import AllOf, AnyOf, Flow, Through, aligned
+from apoptosis.structure.letters import product, product_flow
 from apoptosis.structure.program import Value
-from apoptosis.structure.rules import (
-    ActivationProduct,
-    AllOf,
-    AnyOf,
-    Declined,
-    Flow,
-    Sample,
-    Step,
-    Through,
-    aligned,
-    axis_rule,
-    product,
-    product_flow,
-    sample,
-    tensor,
-)
+from apoptosis.structure.rules import Declined, Step, axis_rule
+from apoptosis.structure.samples import Sample, sample, tensor
 
 FAMILY = "products"
 

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from apoptosis.structure import axes as algebra
 from apoptosis.structure.axes import Expr, sum_of, times
+from apoptosis.structure.flows import Nowhere
 from apoptosis.structure.program import Value
-from apoptosis.structure.rules import Declined, Nowhere, Sample, Step, axis_rule, sample, tensor
+from apoptosis.structure.rules import Declined, Step, axis_rule
+from apoptosis.structure.samples import Sample, sample, tensor
 
 FAMILY = "recurrent"
 

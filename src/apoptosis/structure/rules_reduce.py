@@ -8,17 +8,10 @@ from functools import partial
 from typing import Any
 
 from apoptosis.structure.axes import ONE, Expr
+from apoptosis.structure.flows import Nowhere, Through
 from apoptosis.structure.program import Value
-from apoptosis.structure.rules import (
-    Declined,
-    Nowhere,
-    Sample,
-    Step,
-    Through,
-    axis_rule,
-    sample,
-    tensor,
-)
+from apoptosis.structure.rules import Declined, Step, axis_rule
+from apoptosis.structure.samples import Sample, sample, tensor
 
 FAMILY = "reductions"
 

@@ -15,19 +15,19 @@ from typing import TypeAlias
 
 from apoptosis.structure.analysis import Analysis
 from apoptosis.structure.axes import Axis, Expr
-from apoptosis.structure.program import Value
-from apoptosis.structure.rules import (
+from apoptosis.structure.facts import Facts
+from apoptosis.structure.flows import (
     AllOf,
     AnyOf,
     Divided,
     Everywhere,
-    Facts,
     Flow,
     Joined,
     Moved,
     Pole,
     Through,
 )
+from apoptosis.structure.program import Value
 
 __all__ = ["Zeros", "flow_zeros", "inexact_axes"]
 
