@@ -158,9 +158,10 @@ def test_units_that_are_none(mlp, structure, units, match) -> None:
 @pytest.mark.parametrize(
     "units",
     [
-        [True, False, True, True, False, True, True, True],
-        np.array([True, False, True, True, False, True, True, True]),
-        torch.tensor([True, False, True, True, False, True, True, True]),
+        [True, 2, 5],
+        [torch.tensor(True), 2, 5],
+        {True, False},
+        np.ones((1, 8), dtype=bool),
         [0.5, 2.7],
         np.array([0.0, 2.5]),
         torch.tensor([0.0, 2.5]),
@@ -172,12 +173,13 @@ def test_units_that_are_none(mlp, structure, units, match) -> None:
         [[0, 1]],
     ],
     ids=[
-        *("booleans", "boolean array", "boolean tensor", "fractions", "array of fractions"),
-        *("tensor of fractions", "texts", "text", "None", "a number", "matrix", "nested"),
+        *("a boolean among numbers", "a boolean tensor among numbers", "a set of booleans"),
+        *("a mask of two dimensions", "fractions", "array of fractions", "tensor of fractions"),
+        *("texts", "text", "None", "a number", "matrix", "nested"),
     ],
 )
 def test_units_that_are_no_indices(mlp, structure, units) -> None:
-    """A mask read as indices 0 and 1, or 2.7 as 2, would cut something nobody asked for."""
+    """True read as index 1, or 2.7 as 2, would cut something nobody asked for."""
     match = "Group '0'.*indices of the units to keep"
     refused(mlp, PlanMismatchError, match, lambda: structure.plan({"0": units}))
 
@@ -204,6 +206,52 @@ def test_indices_in_any_form_mean_the_same(structure, units) -> None:
     assert structure.plan({"0": units}).kept["0"].tolist() == [0, 2, 5]
 
 
+MASK = [True, False, True, False, False, True, False, False]
+MASKS = {
+    "list": list,
+    "iterator": iter,
+    "array": np.array,
+    "tensor": torch.tensor,
+    "scalars": lambda mask: [torch.tensor(item) for item in mask],
+}
+
+
+@pytest.mark.parametrize("form", MASKS)
+def test_a_mask_says_of_each_unit_whether_it_stays(structure, form) -> None:
+    assert structure.plan({"0": MASKS[form](MASK)}).kept["0"].tolist() == [0, 2, 5]
+
+
+@pytest.mark.parametrize("form", MASKS)
+@pytest.mark.parametrize("length", [1, 7, 9])
+def test_a_mask_of_another_length_is_refused(mlp, structure, form, length) -> None:
+    mask = MASKS[form]([*MASK, True][:length])
+    match = f"'0' has 8 units; the mask given for it has {length} entries"
+    refused(mlp, PlanMismatchError, match, lambda: structure.plan({"0": mask}))
+
+
+def test_masks_of_nothing_and_of_everything(mlp, structure) -> None:
+    none, empty = np.zeros(8, dtype=bool), torch.zeros(0, dtype=torch.bool)
+    refused(mlp, PlanMismatchError, "keep 0 of 8", lambda: structure.plan({"0": none}))
+    refused(mlp, PlanMismatchError, "has 0 entries", lambda: structure.plan({"0": empty}))
+    assert list(structure.plan({"0": ~none, "2": [1]}).kept) == ["2"]
+
+
+@pytest.mark.parametrize("kept", [[("0", [1])], "0", None, 3, {"0"}], ids=str)
+@pytest.mark.parametrize("ask", ["plan", "macs"])
+def test_what_is_no_mapping_from_groups(mlp, structure, ask, kept) -> None:
+    if ask == "macs" and kept is None:
+        return  # nothing is cut
+    match = "is no mapping. Give a dictionary from names of groups"
+    refused(mlp, ConfigError, match, lambda: getattr(structure, ask)(kept))
+
+
+@pytest.mark.parametrize("ask", ["plan", "macs", "params"])
+def test_groups_are_named_by_texts(mlp, structure, ask) -> None:
+    given: Any = {0: [1] if ask == "plan" else 1}
+    match = "named by texts; 0 is int. `structure.groups` lists them"
+    refused(mlp, PlanMismatchError, match, lambda: getattr(structure, ask)(given))
+
+
 @pytest.mark.parametrize("ask", ["plan", "macs", "params"])
 def test_an_unknown_group_is_answered_with_near_names(mlp, ask) -> None:
     model = small_case("residual").model()
@@ -222,6 +270,19 @@ def test_an_unknown_group_is_answered_with_near_names(mlp, ask) -> None:
 def test_counts_that_a_group_cannot_have(structure, num) -> None:
     with pytest.raises(PlanMismatchError, match=f"'0' .*{num}.*8"):
         structure.macs({"0": num})
+
+
+@pytest.mark.parametrize("num", [2.5, 2.0, "2", True, None, [2]], ids=repr)
+@pytest.mark.parametrize("ask", ["macs", "params"])
+def test_counts_are_whole_numbers(structure, ask, num) -> None:
+    with pytest.raises(PlanMismatchError, match=r"'0' cannot keep .* a count is a whole number"):
+        getattr(structure, ask)({"0": num})
+
+
+@pytest.mark.parametrize("num", [np.int32(2), torch.tensor(2)], ids=["numpy", "torch"])
+def test_a_count_may_be_numpys_or_torchs(structure, num) -> None:
+    assert structure.macs({"0": num}) == structure.macs({"0": 2})
+    assert type(structure.macs({"0": num})) is int
 
 
 @pytest.mark.parametrize("kept", [{}, {"0": range(8)}, {"0": range(8), "2": range(6)}], ids=str)

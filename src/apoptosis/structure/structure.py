@@ -1,7 +1,8 @@
 """What is known of a network's structure, and everything that can be asked of it without running it again."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+import operator
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -11,7 +12,8 @@ from math import lcm
 from typing import Any
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from apoptosis.errors import ConfigError, PlanMismatchError
 from apoptosis.structure.axes import Axis, Indices, kept_indices, size_of
@@ -131,14 +133,16 @@ class Structure:
     def plan(self, kept: Mapping[str, Iterable[int]]) -> Plan:
         """Resolve which units stay into what to slice and what to set; groups that are not named stay whole.
 
+        Units are given by their indices, or by a mask: one boolean per unit of the group, true for those that stay.
+
         The model's own code is tried at the new sizes. If it cannot run them, the plan is delivered as a program, and
         says why.
 
         Raises:
-            ConfigError: nothing would be removed.
+            ConfigError: nothing would be removed, or `kept` is no mapping from names.
             PlanMismatchError: unknown groups or units, a group that would empty, or a cut that cannot be delivered.
         """
-        units = {name: self._checked(name, own) for name, own in kept.items()}
+        units = {name: self._checked(name, own) for name, own in _by_group(kept).items()}
         units = {name: own for name, own in units.items() if len(own) < self[name].size}
         if not units:
             raise ConfigError(f"The plan removes nothing. {self._what_there_is()}")
@@ -210,7 +214,8 @@ class Structure:
         if plan is None:
             return self._network.sizes
         if not isinstance(plan, Plan):
-            return self._network.sizes | {self._axis(name, num): num for name, num in plan.items()}
+            nums = {name: _as_count(name, num) for name, num in _by_group(plan).items()}
+            return self._network.sizes | {self._axis(name, num): num for name, num in nums.items()}
         if plan.fingerprint != self.fingerprint:
             raise PlanMismatchError(
                 f"The plan was made for another network (fingerprint {plan.fingerprint}, this one is "
@@ -242,7 +247,7 @@ class Structure:
 
     def _checked(self, name: str, kept: Iterable[int]) -> Indices:
         group = self[name]
-        units = _as_indices(name, kept)
+        units = _as_indices(group, kept)
         if len(units) and (units.min() < 0 or units.max() >= group.size):
             wrong = int(units[(units < 0) | (units >= group.size)][0])
             raise PlanMismatchError(
@@ -280,20 +285,76 @@ def _texts(given: Iterable[str] | None, option: str) -> list[str] | None:
     return None if given is None else list(given)
 
 
-def _as_indices(name: str, kept: Any) -> Indices:
-    """Whole numbers in any form; a mask or fractions, read as indices, would keep what nobody asked for."""
-    try:
-        # An empty list is float to numpy.
-        found = np.asarray(kept if hasattr(kept, "__array__") else list(kept))
-        found = found.astype(np.int64) if found.size == 0 else found
-    except (TypeError, ValueError, RuntimeError):
-        found = None
-    if found is None or found.ndim != 1 or found.dtype.kind not in "iu" or isinstance(kept, str):
-        raise PlanMismatchError(
-            f"Group {name!r} is given {str(kept)[:60]!r} ({type(kept).__name__}). Give the indices of the units to "
-            "keep: a list, array or tensor of whole numbers in one dimension (of a mask, `mask.nonzero()[0]`)."
+def _by_group(given: Any) -> Mapping[str, Any]:
+    """What is said of each group, if it is said by name."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"{str(given)[:60]!r} ({type(given).__name__}) is no mapping. Give a dictionary from names of groups, as "
+            "`structure.groups` lists them, to what is kept of each."
         )
-    return found.astype(np.int64)
+    for name in given:
+        if not isinstance(name, str):
+            raise PlanMismatchError(
+                f"Groups are named by texts; {name!r} is {type(name).__name__}. `structure.groups` lists them."
+            )
+    return given
+
+
+def _as_count(name: str, num: Any) -> int:
+    try:
+        if isinstance(num, bool):
+            raise TypeError("a boolean is no count")
+        return operator.index(num)
+    except TypeError as error:
+        raise PlanMismatchError(
+            f"Group {name!r} cannot keep {num!r} units ({type(num).__name__}); a count is a whole number."
+        ) from error
+
+
+def _as_indices(group: Group, kept: Any) -> Indices:
+    """Whole numbers or a mask in any form; fractions read as indices would keep what nobody asked for."""
+    found = _as_array(kept)
+    if found is None or found.ndim != 1 or found.dtype.kind not in "iub":
+        raise PlanMismatchError(
+            f"Group {group.name!r} is given {str(kept)[:60]!r} ({type(kept).__name__}). Give the indices of the units "
+            "to keep: a list, array or tensor of whole numbers in one dimension, or a mask of as many booleans as it "
+            f"has units ({group.size})."
+        )
+    if found.dtype.kind != "b":
+        return found.astype(np.int64)
+    if len(found) != group.size:
+        raise PlanMismatchError(
+            f"Group {group.name!r} has {group.size} units; the mask given for it has {len(found)} entries. A mask "
+            "says of each unit whether it stays."
+        )
+    return np.flatnonzero(found)
+
+
+def _as_array(kept: Any) -> np.ndarray[Any, Any] | None:
+    """Nothing for what is no sequence of numbers, or of booleans, or is a mixture of them."""
+    if isinstance(kept, (str, bytes)):
+        return None
+    try:
+        if isinstance(kept, Tensor):
+            return _or_empty(kept.detach().cpu().numpy())
+        if hasattr(kept, "__array__"):
+            return _or_empty(np.asarray(kept))
+        items = list(kept)
+        found = _or_empty(np.asarray(items))
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    # numpy reads True beside numbers as 1, and a set has no order for a mask to be read in.
+    unclear = found.dtype.kind != "b" or isinstance(kept, (Set, Mapping))
+    return None if unclear and any(_is_boolean(item) for item in items) else found
+
+
+def _is_boolean(item: Any) -> bool:
+    return isinstance(item, (bool, np.bool_)) or getattr(item, "dtype", None) is torch.bool
+
+
+def _or_empty(found: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An empty list is float to numpy."""
+    return found.astype(np.int64) if found.size == 0 and found.dtype.kind == "f" else found
 
 
 def _shapes_after(
