@@ -1,6 +1,10 @@
 """Plans as data: JSON both ways, composition, fingerprints, derived structures."""
 
+import copy
+import io
 import json
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -62,6 +66,38 @@ def test_a_plan_survives_json(first: set[int], second: set[int]) -> None:
     assert read.counts() == plan.counts()
     assert MLP_STRUCTURE.macs(read) == MLP_STRUCTURE.macs(plan)
     bit_for_bit(ap.cut(MLP_MODEL, read), ap.cut(MLP_MODEL, plan), MLP.inputs())
+
+
+def saved_and_loaded(plan: ap.Plan) -> ap.Plan:
+    file = io.BytesIO()
+    torch.save(plan, file)
+    return torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [lambda plan: pickle.loads(pickle.dumps(plan)), copy.deepcopy, saved_and_loaded],
+    ids=["pickle", "deepcopy", "torch.save"],
+)
+@pytest.mark.parametrize("id", ["mlp", "hard coded"])
+def test_a_copy_of_a_plan_leaves_the_model_behind(
+    id: str, copied: Callable[[ap.Plan], ap.Plan]
+) -> None:
+    model, x, structure = traced(small_case(id))
+    group = structure.groups[0]
+    plan = structure.plan({group.name: range(group.size - 1)})
+    found = copied(plan)
+    assert found.source is None
+    assert plan.source is structure
+    assert same_plan(found, plan)
+    bit_for_bit(ap.cut(model, found, example_inputs=x), ap.cut(model, plan), x)
+
+
+def test_a_plan_that_cannot_be_pickled_with_its_model_is_pickled_without() -> None:
+    model, _, structure = traced(small_case("mlp"))
+    plan = structure.plan({"0": [0, 1]})
+    model.unpicklable = lambda: None
+    assert len(pickle.dumps(plan)) < 4096
 
 
 @every_case

@@ -81,7 +81,10 @@ class Plan:
     fingerprint: str
     fingerprint_after: str
     source: Any = field(default=None, repr=False)
-    """The structure it came from; gone after a round trip through JSON."""
+    """The structure it came from; gone in what is read back or copied: it holds the model and the example."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"source": None}
 
     def __repr__(self) -> str:
         total = sum(self.sizes.values())
