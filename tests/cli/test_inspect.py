@@ -5,14 +5,22 @@ import pytest
 from typer.testing import CliRunner
 
 from apoptosis.cli.app import app
+from apoptosis.cli.sources import find_model
+from apoptosis.errors import ConfigError
 
 RUN = CliRunner()
 
 SOURCE = """
+from __future__ import annotations
+from dataclasses import dataclass
 import torch
 from torch import nn
 
 CALLS = []
+
+@dataclass
+class Width:
+    of: int = 6
 
 def with_inputs():
     net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
@@ -41,6 +49,15 @@ def no_model():
 
 def breaks():
     raise OSError("the disk is full")
+
+def breaks_in_torch():
+    return nn.Linear(4, "two")
+
+def with_arguments(width, *sizes, depth=2, heads, **rest):
+    return nn.Linear(width, heads), torch.zeros(1, width)
+
+def with_defaults(width=4):
+    return nn.Sequential(nn.Linear(width, Width().of), nn.Linear(6, 2)), torch.zeros(1, width)
 
 def does_not_run():
     return nn.Linear(4, 2), torch.zeros(1, 5)
@@ -71,6 +88,11 @@ def refused(*arguments: str) -> str:
     assert "Traceback" not in result.stderr
     assert len(result.stderr.splitlines()) <= 24, "one screen"
     return " ".join(result.stderr.split())
+
+
+def unboxed(text: str) -> str:
+    """Without the frame and the places where lines break."""
+    return text.replace(" ", "").replace("│", "")
 
 
 def test_the_table_shows_groups_costs_and_what_stays(nets):
@@ -151,7 +173,8 @@ ERRORS = {
     "unknown name": (["resnet"], "There is no model 'resnet'. Known are digits_cnn"),
     "no file": (["nowhere.py:make"], "There is no file nowhere.py"),
     "no module": (["no_such_module:make"], "'no_such_module' cannot be imported"),
-    "no function": (["{nets}:make"], "has no function 'make'. It has with_inputs"),
+    "no function": (["{nets}:make"], "has no function 'make'. It has Width, with_inputs"),
+    "arguments": (["{nets}:with_arguments"], "with_arguments needs arguments: width, heads."),
     "not a function": (["{nets}:CALLS"], "has no function 'CALLS'"),
     "no inputs": (["{nets}:without_inputs"], "No inputs are known for"),
     "no shape": (["{nets}:with_inputs", "--input", "3 by 4"], "'3 by 4' is no shape of an input"),
@@ -175,13 +198,59 @@ def test_errors_fit_on_a_screen_and_say_what_to_do(nets, name):
         define_torchvision_ops()
     arguments, message = ERRORS[name]
     found = refused(*(part.format(nets=nets) for part in arguments))
-    assert message.replace(" ", "") in found.replace(" ", "").replace("│", "")
+    assert unboxed(message) in unboxed(found)
 
 
 def test_an_error_inside_the_users_function_is_told(nets):
-    found = RUN.invoke(app, ["inspect", f"{nets}:breaks"])
-    assert found.exit_code != 0
-    assert "the disk is full" in f"{found.stderr} {found.exception}"
+    found = unboxed(refused(f"{nets}:breaks"))
+    assert unboxed("breaks failed with OSError: the disk is full. At") in found
+    line = SOURCE.splitlines().index("def breaks():") + 2
+    assert unboxed(f'nets.py:{line} in breaks: raise OSError("the disk is full")') in found
+
+
+def test_of_an_error_in_a_library_the_users_line_is_told(nets):
+    found = unboxed(refused(f"{nets}:breaks_in_torch"))
+    line = SOURCE.splitlines().index("def breaks_in_torch():") + 2
+    assert unboxed(f"nets.py:{line} in breaks_in_torch") in found
+    with pytest.raises(ConfigError, match="failed with TypeError") as caught:
+        find_model(f"{nets}:breaks_in_torch", [])
+    assert isinstance(caught.value.__cause__, TypeError)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("import torch\n\nraise ValueError('not today')\n", "ValueError: not today. At {}:3 in"),
+        ("x = 1\ny = = 2\n", "SyntaxError: invalid syntax (broken.py, line 2)"),
+    ],
+    ids=["raises", "no Python"],
+)
+@pytest.mark.parametrize("named", ["file", "module"])
+def test_an_error_of_the_users_file_is_told(tmp_path, monkeypatch, source, message, named):
+    path = tmp_path / "broken.py"
+    path.write_text(source)
+    monkeypatch.chdir(tmp_path)
+    modules = set(sys.modules)
+    with pytest.raises(ConfigError, match="broken(.py)? failed with") as caught:
+        find_model(f"{path if named == 'file' else 'broken'}:make", [])
+    assert message.format(path) in str(caught.value)
+    assert not [name for name in set(sys.modules) - modules if "broken" in name]
+
+
+def test_a_file_hides_no_module_of_its_name(tmp_path):
+    path = tmp_path / "json.py"
+    path.write_text("from torch import nn\n\ndef make():\n    return nn.Linear(2, 2)\n")
+    find_model(f"{path}:make", ["1x2"])
+    assert sys.modules["json"] is json
+
+
+def test_a_function_with_defaults_needs_no_arguments(nets):
+    assert [g["units"] for g in data(f"{nets}:with_defaults")["groups"]] == [6]
+
+
+def test_only_what_the_file_defines_is_offered(nets):
+    found = refused(f"{nets}:make")
+    assert "dataclass" not in found
 
 
 def test_nothing_is_left_in_the_path(nets):

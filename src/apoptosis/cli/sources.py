@@ -12,7 +12,9 @@ Weights are whatever the function gives; library models have random ones.
 
 import importlib
 import importlib.util
+import inspect
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,16 +96,58 @@ def _made(name: str) -> tuple[Any, Any]:
             f"There is no model {name!r}. Known are {own}, {libraries}, and module:function or file.py:function for "
             "your own."
         )
-    made = _function(path, function)()
+    made = _called(path, function)
     return made if isinstance(made, tuple) else (made, None)
 
 
-def _function(path: str, name: str) -> Callable[[], Any]:
+def _called(path: str, name: str) -> Any:
+    """What a person's function gives."""
     module = _from_file(Path(path)) if path.endswith(".py") else _imported(path)
+    function = _function(module, path, name)
+    if needed := _needed_arguments(function):
+        raise ConfigError(
+            f"{path}:{name} needs arguments: {', '.join(needed)}. Give a function without any that calls it and "
+            "returns the model."
+        )
+    try:
+        return function()
+    except Exception as error:
+        raise ConfigError(_told(f"{path}:{name}", error)) from error
+
+
+def _needed_arguments(function: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # written in C, without a signature
+        return []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
+
+
+def _told(what: str, error: Exception) -> str:
+    """What failed, why, and on which line of the person's file: the first that ran after Python's own and ours."""
+    message = f"{what} failed with {type(error).__name__}: {str(error) or 'no message'}."
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename not in (__file__, importlib.__file__)
+        and not frame.filename.startswith("<frozen")
+    ]
+    if not frames:  # a syntax error; its message has the line
+        return message
+    frame = [frame for frame in frames if frame.filename == frames[0].filename][-1]
+    return f"{message} At {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
+
+
+def _function(module: Any, path: str, name: str) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
         functions = [
-            key for key, item in vars(module).items() if callable(item) and not key.startswith("_")
+            key
+            for key, item in vars(module).items()
+            if callable(item)
+            and not key.startswith("_")
+            and getattr(item, "__module__", None) == module.__name__
         ]
         raise ConfigError(
             f"{path} has no function {name!r}. It has {', '.join(functions[:10]) or 'none'}."
@@ -120,6 +164,8 @@ def _imported(path: str) -> Any:
             f"{path!r} cannot be imported ({error}). Give a module that Python finds from this folder, or "
             "path/to/file.py."
         ) from error
+    except Exception as error:
+        raise ConfigError(_told(path, error)) from error
     finally:
         sys.path.remove(str(Path.cwd()))
 
@@ -127,11 +173,19 @@ def _imported(path: str) -> Any:
 def _from_file(path: Path) -> Any:
     if not path.is_file():
         raise ConfigError(f"There is no file {path}.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # No import statement can say this name, so the file hides no module.
+    name = f"<{path.resolve()}>".replace(".", "_")
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None, "a .py file always has a loader"
     assert spec.loader is not None, "a .py file always has a loader"
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    # Dataclasses and type hints look their module up while it runs.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ConfigError(_told(str(path), error)) from error
     return module
 
 
