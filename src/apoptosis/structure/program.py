@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Call", "ModuleCall", "Program", "Value", "flatten_ints", "map_values", "values_in"]
+__all__ = ["Call", "ModuleCall", "Program", "Value", "map_values", "values_in"]
 
 
 @dataclass(eq=False)
@@ -102,14 +102,3 @@ def map_values(arguments: Any, function: Callable[[Value], Any]) -> Any:
     if type(arguments) is dict:
         return {key: map_values(item, function) for key, item in arguments.items()}
     return arguments
-
-
-def flatten_ints(arguments: Any) -> list[int]:
-    """Every integer of an argument in order; a boolean is none."""
-    if isinstance(arguments, bool):
-        return []
-    if isinstance(arguments, int):
-        return [arguments]
-    if isinstance(arguments, (tuple, list)):
-        return [number for item in arguments for number in flatten_ints(item)]
-    return []

@@ -1,12 +1,10 @@
 """Axis rules of operations that take tensors apart and put them together: splits, slices, joins, pads."""
 
-from typing import Any
-
 import torch
 
 from apoptosis.structure import axes as algebra
 from apoptosis.structure.axes import Expr, sum_of, times
-from apoptosis.structure.flows import AnyOf, Joined, Nowhere, through
+from apoptosis.structure.flows import AnyOf, Flow, Joined, Nowhere, through
 from apoptosis.structure.program import Value
 from apoptosis.structure.rules import Step, axis_rule
 from apoptosis.structure.rules_shape import reordered
@@ -60,13 +58,12 @@ def _cut_up(step: Step, x: Value, dim: int) -> list[Expr]:
 )  # fmt: skip
 def chunk(step: Step) -> None:
     """n := a + b + …, equally long as long as it is Python that cuts."""
-    x, number, dim = step.args
+    x, _number, dim = step.args
     parts = _cut_up(step, x, dim % x.ndim)
     same = [part for part in parts if algebra.size_of(part) == algebra.size_of(parts[0])]
     step.tie(*same)
     if step.call.name.startswith("split"):
         step.size("split_size", parts[0])
-    assert number, "torch refuses 0 parts"
 
 
 @axis_rule(
@@ -266,10 +263,10 @@ def pad(step: Step) -> None:
             step.size("pad", part, 2 * num + place)
         axes[dim] = algebra.resolve(sum_of([parts[0], axes[dim], parts[1]]))
     zero = not step.call.arguments.get("value")
-    step.out(axes, Padded(x) if constant and zero else Nowhere())
+    step.out(axes, _padded(x) if constant and zero else Nowhere())
 
 
-def Padded(x: Value) -> Any:  # noqa: N802 - reads as the flows beside it
+def _padded(x: Value) -> Flow:
     """Zeros around a value: it is zero where the value is, and in the new parts."""
     return Joined((x,), tuple(range(x.ndim)))
 

@@ -409,15 +409,15 @@ def _attention_batch(step: Step, q: Value, k: Value, v: Value, *, gqa: bool) -> 
     step.equal(step.axes(k)[-3], step.axes(v)[-3])
     repeat = step.fresh(q.shape[-3] // k.shape[-3], origin="repeat")
     step.equal(step.axes(q)[-3], times(step.axes(k)[-3], repeat))
-    lead = [broadcast_pair(step, q, x) for x in (k, v)][0]
-    return [*lead, algebra.resolve(step.axes(q)[-3])]
+    _equate_batch(step, q, k)
+    _equate_batch(step, q, v)
+    return [*step.axes(q)[:-3], algebra.resolve(step.axes(q)[-3])]
 
 
-def broadcast_pair(step: Step, q: Value, k: Value) -> list[Expr]:
+def _equate_batch(step: Step, q: Value, k: Value) -> None:
     """Equate the axes before the heads."""
     for a, b in zip(step.axes(q)[:-3], step.axes(k)[:-3], strict=True):
         step.equal(a, b)
-    return step.axes(q)[:-3]
 
 
 @axis_rule(
