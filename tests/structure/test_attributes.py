@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from apoptosis.structure.attributes import (
     Attribute,
     Derived,
+    Origin,
     TracedInt,
     evaluate,
     leaves,
+    show,
     traced_attributes,
 )
 
@@ -132,3 +134,17 @@ def test_a_traced_integer_in_a_tensor_call_is_what_a_plain_one_is() -> None:
     assert torch.equal(x.view(four, -1), x.view(4, -1))
     assert torch.equal(x.unflatten(0, (four, 6)), x.unflatten(0, (4, 6)))
     assert torch.equal(x[: four * 2], x[:8])
+
+
+@pytest.mark.parametrize(
+    ("origin", "text"),
+    [
+        (Attribute("encoder.attn", "heads"), "encoder.attn.heads"),
+        (Attribute("", "config.width"), "config.width"),
+        (Attribute("norm", "normalized_shape", 0), "norm.normalized_shape[0]"),
+        (Derived("mul", 3, Derived("sub", Attribute("a", "n"), 1)), "(3 * (a.n - 1))"),
+    ],
+    ids=["attribute", "of the model itself", "in a tuple", "derived"],
+)
+def test_an_origin_is_shown_as_one_would_write_it(origin: Origin, text: str) -> None:
+    assert show(origin) == text

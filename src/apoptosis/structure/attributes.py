@@ -21,6 +21,7 @@ __all__ = [
     "evaluate",
     "leaves",
     "read_attribute",
+    "show",
     "traced_attributes",
     "write_attribute_",
 ]
@@ -74,6 +75,7 @@ _OPERATORS = {
     "mul": lambda a, b: a * b,
     "floordiv": lambda a, b: a // b,
 }
+_SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//"}
 
 
 def _traced(name: str) -> None:
@@ -129,6 +131,20 @@ def leaves(origin: Origin) -> Iterator[Attribute]:
         yield from leaves(origin.right)
 
 
+def show(origin: Origin) -> str:
+    """How an integer came about, as a person would write it.
+
+    >>> show(Derived("floordiv", Attribute("encoder.attn", "width"), 4))
+    '(encoder.attn.width // 4)'
+    """
+    if isinstance(origin, Attribute):
+        place = "" if origin.place is None else f"[{origin.place}]"
+        return f"{origin.module}.{origin.name}{place}".lstrip(".")
+    if isinstance(origin, Derived):
+        return f"({show(origin.left)} {_SYMBOLS[origin.operator]} {show(origin.right)})"
+    return str(origin)
+
+
 def read_attribute(module: nn.Module, where: Attribute) -> int | None:
     """The integer a module holds there; None if it holds none."""
     found: Any = module
@@ -154,9 +170,8 @@ def write_attribute_(module: nn.Module, where: Attribute, value: int) -> None:
         items = list(getattr(holder, last))
         items[where.place] = value
         new = type(getattr(holder, last))(items)
-    if (
-        path
-    ):  # a configuration may check or translate what is set; this is the raw item that was read
+    # A configuration may check or translate what is set; this is the raw item that was read.
+    if path:
         vars(holder)[last] = new
     else:
         setattr(holder, last, new)

@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from apoptosis.structure.analysis import Analysis
+from apoptosis.structure.attributes import Origin, show
 from apoptosis.structure.axes import Axis, Expr, Indices, coordinates, size_of
 from apoptosis.structure.facts import PinReason
 from apoptosis.structure.kinds import kinds_of
@@ -158,7 +159,7 @@ def find_ties(analysis: Analysis, groups: list[Group]) -> list[Tie]:
             if len(members) == 2 and members[0] != members[1]:
                 found.setdefault(frozenset(members), Tie(members, because))
 
-    by_origin: dict[object, list[Expr]] = {}
+    by_origin: dict[Origin, list[Expr]] = {}
     for call, facts in analysis.facts.items():
         for exprs in facts.ties:
             note(list(exprs), f"{call.name} cuts or stacks evenly ({call.line})")
@@ -166,7 +167,7 @@ def find_ties(analysis: Analysis, groups: list[Group]) -> list[Tie]:
             if place in facts.sizes:
                 by_origin.setdefault(origin, []).append(facts.sizes[place].expr)
     for origin, exprs in by_origin.items():
-        note(list(dict.fromkeys(exprs)), f"one attribute holds both sizes: {origin}")
+        note(list(dict.fromkeys(exprs)), f"one attribute holds both sizes: {show(origin)}")
     return list(found.values())
 
 

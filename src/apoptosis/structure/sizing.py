@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from apoptosis.structure.analysis import Analysis
-from apoptosis.structure.attributes import Attribute, Derived, Origin, evaluate, leaves
+from apoptosis.structure.attributes import Attribute, Derived, Origin, evaluate, leaves, show
 from apoptosis.structure.axes import Axis, size_of
 from apoptosis.structure.plan import AttributeChange
 from apoptosis.structure.program import Call
@@ -39,7 +39,7 @@ def solve_attributes(
         # A number in it may be a tensor's size, which changes by itself: running the model will tell.
         if evaluate(origin, values) != new and not _has_number(origin):
             where = f"{call.name} ({call.line})"
-            raise Unsolvable(f"{_show(origin)} would have to give {new} in {where}")
+            raise Unsolvable(f"{show(origin)} would have to give {new} in {where}")
     return tuple(
         AttributeChange(where, now[where], new)
         for where, new in values.items()
@@ -111,16 +111,6 @@ _INVERSES: dict[tuple[str, bool], Any] = {
 
 def _conflict(origin: Origin, first: tuple[int, Call], second: tuple[int, Call]) -> str:
     return (
-        f"{_show(origin)} would have to be {first[0]} in {first[1].name} ({first[1].line}) "
+        f"{show(origin)} would have to be {first[0]} in {first[1].name} ({first[1].line}) "
         f"and {second[0]} in {second[1].name} ({second[1].line})"
     )
-
-
-def _show(origin: Origin) -> str:
-    if isinstance(origin, Attribute):
-        place = "" if origin.place is None else f"[{origin.place}]"
-        return f"{origin.module}.{origin.name}{place}".lstrip(".")
-    if isinstance(origin, Derived):
-        symbol = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//"}[origin.operator]
-        return f"({_show(origin.left)} {symbol} {_show(origin.right)})"
-    return str(origin)
