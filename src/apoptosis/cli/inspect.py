@@ -69,6 +69,7 @@ def as_data(model: str, structure: Structure, groups: tuple[Group, ...]) -> dict
         "ties": [{"members": tie.members, "because": tie.because} for tie in structure.ties],
         "pinned": [vars(pin) for pin in structure.pinned],
         "unused": structure.unused,
+        "without_rule": structure.without_rule,
     }
 
 
@@ -99,6 +100,10 @@ def show(model: str, structure: Structure, groups: tuple[Group, ...], console: C
         )
     if structure.pinned:
         console.print(_pinned_table(structure.pinned))
+    for op, line in structure.without_rule[:5]:
+        console.print(
+            Text(f"no rule for {op} ({line}): what it touches stays whole, its cost is not counted")
+        )
     if structure.unused:
         some = ", ".join(structure.unused[:4]) + (", …" if len(structure.unused) > 4 else "")
         console.print(

@@ -1,11 +1,12 @@
 """What belongs together: axes, groups, exact costs, plans, cuts.
 
 A model is run once and recorded (`recording` → `program`). Rules, one per operation, say how the axes of its tensors
-are related (`rules`, in the words of `facts`, `flows` and `letters`; one file per family, `rules_*`); the algebra solves
-them (`axes`, `analysis`). What is left free are groups of units (`groups`, `kinds`), exact or not (`zero_flow`). A
-`Structure` (`structure`) answers for costs (`costs`) and resolves kept units into a `Plan` (`plan`), delivered as the
-user's own module where its code can run the new sizes (`delivery`, `attributes`, `sizing`, `scaling`, `multihead`), else
-as a rewritten program (`rewriting`). `surgery` and `cutting` carry plans out, `verification` checks them.
+are related (`rules`, in the words of `facts`, `flows` and `letters`; one file per family, `rules_*`); the algebra
+solves them (`axes`, `analysis`). What is left free are groups of units (`groups`, `kinds`), exact or not (`zero_flow`).
+A `Structure` (`structure`) answers for costs (`costs`) and resolves kept units into a `Plan` (`plan`), delivered as the
+user's own module where its code can run the new sizes (`delivery`, `attributes`, `sizing`, `comparison`, `scaling`,
+`multihead`), else as a rewritten program (`rewriting`) that was tried beside the model (`replay`). `surgery` and
+`cutting` carry plans out, `verification` checks them.
 
 Start with `tracing.trace`. This room knows nothing of curvature, scores or budgets.
 """

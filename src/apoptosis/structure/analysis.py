@@ -17,7 +17,6 @@ from apoptosis.structure import (
     rules_shape,
     rules_space,
 )
-from apoptosis.structure.arrangement import leaves_in
 from apoptosis.structure.axes import Axis, Expr
 from apoptosis.structure.facts import Facts, PinReason, Size
 from apoptosis.structure.program import Call, Program, Value, values_in
@@ -58,6 +57,14 @@ class Analysis:
         """Of both runs."""
         return [*self.program.calls, *(self.training.calls if self.training is not None else ())]
 
+    def without_rule(self) -> list[Call]:
+        """Operations on what depends on the inputs that no rule knows: whole axes, and costs that nobody counts."""
+        return [
+            call
+            for call in self.program.calls
+            if self.facts[call].refused and any(not value.fixed for value in call.outputs)
+        ]
+
     def spared(self) -> set[tuple[Value, int]]:
         """Dimensions of tensors that the zeroed twin leaves alone."""
         return {place for facts in self.facts.values() for place in facts.spared}
@@ -97,7 +104,7 @@ def _follow(program: Program, context: Context, *, pin_outputs: bool) -> dict[Ca
                 reason = PinReason("constant", "it is a constant of the run", quiet=True)
                 _add(context, value, reason)
         facts[call] = analyse_call(call, context)
-    for value in leaves_in(program.outputs, Value) if pin_outputs else []:
+    for value in program.results if pin_outputs else []:
         _pin(context, value, PinReason("output", "it is an output of the model"))
     for value, how, line in program.escapes:
         _pin(context, value, PinReason(how, "its numbers leave torch here", line=line))
@@ -106,7 +113,7 @@ def _follow(program: Program, context: Context, *, pin_outputs: bool) -> dict[Ca
 
 def _used(program: Program) -> set[Value]:
     used = {value for call in program.calls for value in values_in(call.arguments)}
-    return used | set(leaves_in(program.outputs, Value))
+    return used | set(program.results)
 
 
 def _add(context: Context, value: Value, reason: PinReason | None) -> None:

@@ -6,6 +6,7 @@ model's own memory between two calls, no result, and nobody outside depends on i
 """
 
 import copy
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
@@ -57,12 +58,29 @@ def rearranged(result: Any, by: Callable[[Any], Any], leaf: type = Tensor) -> An
 
 
 def _look_into(result: object, by: Callable[[Any], Any], leaf: type) -> None:
-    """Show `by` the tensors that an unknown object holds."""
-    if type(result).__name__.endswith("Cache"):
-        return
-    for item in getattr(result, "__dict__", {}).values():
-        if isinstance(item, (leaf, tuple, list, Mapping)):
-            rearranged(item, by, leaf)
+    """Show `by` the tensors that an unknown object holds, however deep."""
+    pending, seen = [result], set[int]()
+    while pending:
+        item = pending.pop()
+        if id(item) in seen or _is_cache(item):
+            continue
+        seen.add(id(item))
+        if isinstance(item, leaf):
+            by(item)
+        elif isinstance(item, Mapping):
+            pending += item.values()
+        elif isinstance(item, (tuple, list, set, frozenset, deque)):
+            pending += item
+        elif type(item).__module__ not in ("builtins", "torch", "numpy"):
+            slots = [name for kind in type(item).__mro__ for name in getattr(kind, "__slots__", ())]
+            pending += [getattr(item, name) for name in slots if hasattr(item, name)]
+            pending += getattr(item, "__dict__", {}).values()
+
+
+def _is_cache(item: object) -> bool:
+    """transformers' key-value caches."""
+    kind = type(item)
+    return kind.__module__.startswith("transformers.") and kind.__name__.endswith("Cache")
 
 
 def _rebuilt(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:

@@ -37,6 +37,7 @@ class KnownValues:
             return func(*args, **kwargs)
         twins = {id(tensor): self._twin(tensor) for tensor in tensors}
         if any(twin is None for twin in twins.values()):
+            self._forget(func, args, kwargs)
             return func(*args, **kwargs)
 
         def swapped(item: Any) -> Any:
@@ -59,6 +60,24 @@ class KnownValues:
         device = kwargs.get("device")
         makes = device is not None and torch.device(device).type == "meta"
         return makes or any(tensor.is_meta for tensor in tensors)
+
+    def _forget(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """What unknown numbers are written to is known no longer, nor is what shares its memory."""
+        schema = func._schema.arguments
+        given = {a.name: x for a, x in zip(schema, args, strict=False)} | kwargs
+        for argument in schema:
+            written = given.get(argument.name)
+            if (
+                argument.is_write
+                and isinstance(written, Tensor)
+                and (twin := self._twin(written)) is not None
+            ):
+                memory = twin.untyped_storage().data_ptr()
+                self._twins = {
+                    identity: (reference, own)
+                    for identity, (reference, own) in self._twins.items()
+                    if own.untyped_storage().data_ptr() != memory
+                }
 
     def _twin(self, tensor: Tensor) -> Tensor | None:
         if not tensor.is_meta:

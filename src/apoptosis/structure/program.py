@@ -76,6 +76,8 @@ class Program:
     """The model's parameters and buffers that the run touched, by every name they have."""
     outputs: Any = None
     """The model's result with values for tensors."""
+    results: list[Value] = field(default_factory=list)
+    """Every tensor of the result, also of objects that cannot be rebuilt."""
     modules: list[ModuleCall] = field(default_factory=list)
     escapes: list[tuple[Value, str, str]] = field(default_factory=list)
     """Values whose numbers left torch (`.numpy()`, `.item()`), how, and the line."""

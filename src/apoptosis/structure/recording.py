@@ -9,7 +9,10 @@ A function mode above it sees the Python call that an operation came from. There
 user code passed, so those that came from attributes of modules can be told (`attributes`).
 """
 
+import inspect
+import random
 import sys
+import threading
 import traceback
 import weakref
 from collections import Counter
@@ -21,6 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._dispatch.python import enable_python_dispatcher
@@ -86,10 +90,35 @@ def record(
     """The program of one run without gradients, in eval mode unless `training`; the random state is put back.
 
     With `like`, a program of the same model, both share the values of the model's tensors.
+
+    Raises:
+        RuntimeError: called from the forward of a model that is being recorded.
     """
+    if _RECORDING.locked() and threading.get_ident() == _RECORDER_THREAD.get("ident"):
+        raise RuntimeError("a model is being traced already; its forward cannot trace another")
+    example = example.map(Tensor.clone)  # forward may write to its inputs
+    with _RECORDING:
+        _RECORDER_THREAD["ident"] = threading.get_ident()
+        try:
+            return _recorded(model, example, training=training, like=like)
+        finally:
+            _RECORDER_THREAD.clear()
+
+
+_RECORDING = (
+    threading.Lock()
+)  # torch has one place for a mode on the pre-dispatch key, for all threads
+_RECORDER_THREAD: dict[str, int] = {}
+
+
+def _recorded(
+    model: nn.Module, example: Example, *, training: bool, like: Program | None
+) -> Program:
     recorder = _Recorder(model, example, like)
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(_devices(model)))
+        stack.enter_context(_python_random_put_back())
+        stack.enter_context(recorder.parameters_put_back())
         stack.enter_context(in_train_mode(model) if training else in_eval_mode(model))
         stack.enter_context(torch.no_grad())
         stack.enter_context(_attention_in_the_open())
@@ -98,8 +127,22 @@ def record(
         stack.enter_context(_Watcher(recorder))
         stack.enter_context(recorder)
         outputs = example.run(model)
+    if inspect.isgenerator(outputs):
+        raise TypeError("forward is a generator, which runs only when somebody asks for its items")
     recorder.program.outputs = rearranged(outputs, recorder.value)
+    recorder.program.results = [recorder.value(tensor) for tensor in tensors_in(outputs)]
     return recorder.program
+
+
+@contextmanager
+def _python_random_put_back() -> Iterator[None]:
+    """Python's and numpy's random numbers go on as if nothing had happened."""
+    python, others = random.getstate(), np.random.get_state()  # noqa: NPY002 - the one user code draws from
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(others)  # noqa: NPY002
 
 
 class _Recorder(ProxyTorchDispatchMode):
@@ -115,8 +158,10 @@ class _Recorder(ProxyTorchDispatchMode):
         self._known_values = KnownValues()
         self._stack: list[str] = [""]
         self._held: dict[int, Tensor] = {}
+        self._by_name: dict[str, Tensor] = model_tensors(model)
+        self._saved: dict[int, tuple[Tensor, Tensor]] = {}
         names: dict[int, list[str]] = {}
-        for name, tensor in model_tensors(model).items():
+        for name, tensor in self._by_name.items():
             names.setdefault(id(tensor), []).append(name)
             self._held[id(tensor)] = tensor
         for number, tensor in enumerate(example.tensors()):
@@ -147,12 +192,17 @@ class _Recorder(ProxyTorchDispatchMode):
         written = [
             given[a.name] for a in schema if a.is_write and isinstance(given.get(a.name), Tensor)
         ]
+        for tensor in written:
+            self._save(tensor)
         if func is torch.ops.aten.scaled_dot_product_attention.default:
             _check_heads(given)
         result = self._known_values.run(func, args, kwargs)
         fixed = all(value.fixed for value in values_in(arguments)) and not _is_random(func)
         outputs: list[Value] = []
         overwrites = tuple(v for t in written for v in self._sharing(t))
+        for value in overwrites if not fixed else ():
+            if value.source == "call":
+                value.fixed = False
 
         def note(tensor: Tensor) -> Value:
             outputs.append(value := _value(tensor, "call", number=len(outputs), fixed=fixed))
@@ -171,9 +221,8 @@ class _Recorder(ProxyTorchDispatchMode):
         known = self._known.get(id(tensor))
         if known is not None and known[0]() is tensor:
             return known[1]
-        for reference, value in self._by_storage.get(
-            _storage(tensor), ()
-        ):  # `.data` of something known
+        # `.data` of something known; what was written last is what it shows.
+        for reference, value in reversed(self._by_storage.get(_storage(tensor), [])):
             other = reference()
             if other is not None and (other.shape, other.stride(), other.storage_offset()) == (
                 tensor.shape,
@@ -187,6 +236,27 @@ class _Recorder(ProxyTorchDispatchMode):
     def escape(self, tensor: Tensor, how: str) -> None:
         """Note that numbers of a tensor leave torch."""
         self.program.escapes.append((self.value(tensor), how, _user_line()))
+
+    @contextmanager
+    def parameters_put_back(self) -> Iterator[None]:
+        """Parameters are the caller's own: what forward writes to them, or puts in their place, is undone."""
+        before = [(t, t.data) for t in self._held.values() if isinstance(t, nn.Parameter)]
+        try:
+            yield
+        finally:
+            for tensor, data in before:
+                if tensor.data_ptr() != data.data_ptr():
+                    tensor.data = data
+            for tensor, numbers in self._saved.values():
+                tensor.data.copy_(numbers)
+
+    def _save(self, written: Tensor) -> None:
+        """Keep the numbers of a parameter that an operation is about to write to."""
+        for value in (self.value(written), *self._sharing(written)):
+            for name in value.names:
+                tensor = self._by_name[name]
+                if isinstance(tensor, nn.Parameter) and id(tensor) not in self._saved:
+                    self._saved[id(tensor)] = (tensor, tensor.detach().clone())
 
     @contextmanager
     def watching_modules(self, model: nn.Module) -> Iterator[None]:
@@ -212,7 +282,7 @@ class _Recorder(ProxyTorchDispatchMode):
 
         handles = [
             hooks.register_module_forward_pre_hook(enter),
-            hooks.register_module_forward_hook(leave),
+            hooks.register_module_forward_hook(leave, always_call=True),
         ]
         try:
             yield

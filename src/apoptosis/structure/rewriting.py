@@ -20,11 +20,11 @@ from apoptosis.structure.arrangement import leaves_in, rearranged, tensors_in
 from apoptosis.structure.axes import Axis, Expr, size_of
 from apoptosis.structure.network import Run
 from apoptosis.structure.plan import Plan
-from apoptosis.structure.program import Call, Value, map_values, values_in
-from apoptosis.structure.recording import Example
+from apoptosis.structure.program import Call, Value, map_values
+from apoptosis.structure.recording import Example, model_tensors
 from apoptosis.structure.surgery import check_fits, cut_tensors, like
 
-__all__ = ["CutProgram", "expected_arguments", "why_not_a_program", "write_program"]
+__all__ = ["NUMBERS", "CutProgram", "expected_arguments", "write_program"]
 
 _TRAINING = {
     "dropout": "train",
@@ -41,15 +41,15 @@ _TRAINING = {
 }
 """Flags that are a module's `training` in disguise, where they are off in eval mode."""
 
-_NUMBERS = ("item.", "is_nonzero.", "_local_scalar_dense.", "equal.", "sym_size.", "_assert")
+NUMBERS = ("item.", "is_nonzero.", "_local_scalar_dense.", "equal.", "sym_size.", "_assert")
 
 
 def write_program(
-    run: Run, sizes: Mapping[Axis, int], model: nn.Module, plan: Plan
+    run: Run, sizes: Mapping[Axis, int], model: nn.Module, plan: Plan | None = None
 ) -> "CutProgram":
-    """The program of a plan, with the tensors of `model`: cut, or copied where the plan leaves them."""
-    held = check_fits(model, plan)
-    made = cut_tensors(held, plan)
+    """The program at those sizes, with the tensors of `model`: cut by the plan, or copied where it leaves them."""
+    held = model_tensors(model) if plan is None else check_fits(model, plan)
+    made = {} if plan is None else cut_tensors(held, plan)
     for tensor in held.values():
         made.setdefault(id(tensor), like(tensor.detach().clone(), tensor))
     tensors = {name: made[id(tensor)] for name, tensor in held.items()}
@@ -75,6 +75,9 @@ class CutProgram(nn.Module):
         self._outputs = program.outputs
         self._input_order = _input_order(run.signature, run.example)
         self._num_inputs = len(program.inputs)
+        self._other_arguments = _without_tensors(run.signature, run.example)
+        self.fixed_sizes: tuple[tuple[int, int, int], ...] = ()
+        """Input, dimension and size of what must be as in the example: set by `replay`, which has tried."""
         for name, tensor in tensors.items():
             self._hold(name, tensor, persistent=name in persistent)
         self._graph = _Writer(run.analysis, sizes, self).graph
@@ -88,8 +91,24 @@ class CutProgram(nn.Module):
                 f"This program was made from a call with {self._num_inputs} tensors and got {len(given)}. Call it as "
                 "the example inputs were passed, or trace the model with the inputs it shall get."
             )
+        self._check_call(given, _without_tensors(self._signature, Example(args, kwargs)))
         results = iter(self._run(self, *(given[i] for i in self._input_order)))
         return rearranged(self._outputs, lambda _: next(results), Value)
+
+    def _check_call(self, given: list[Tensor], others: dict[str, Any]) -> None:
+        for name, value in others.items():
+            if not _equal(value, self._other_arguments.get(name)):
+                raise TraceError(
+                    f"This program was made from a call with {name}={self._other_arguments.get(name)!r} and got "
+                    f"{value!r}. Numbers and flags are part of a program: trace the model with the ones it shall get."
+                )
+        for number, dim, size in self.fixed_sizes:
+            found = given[self._input_order[number]].shape
+            if dim >= len(found) or found[dim] != size:
+                raise TraceError(
+                    f"Input {number} of this program must have size {size} along dimension {dim}, as in the example; "
+                    f"it has shape {tuple(found)}. The model makes numbers of that size: trace it at the size you need."
+                )
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: item for key, item in super().__getstate__().items() if key != "_run"}
@@ -119,9 +138,8 @@ def _holder(module: nn.Module, path: list[str]) -> nn.Module:
 def _compiled(graph: fx.Graph) -> Any:
     code = graph.python_code("self", verbose=False)
     space = dict(code.globals)
-    exec(
-        compile(code.src, "<cut program>", "exec"), space
-    )  # the graph's own text, as fx.GraphModule does
+    # The graph's own text, as fx.GraphModule runs it.
+    exec(compile(code.src, "<cut program>", "exec"), space)
     return space["forward"]
 
 
@@ -136,14 +154,20 @@ def _bound_tensors(signature: inspect.Signature, args: Any, kwargs: Any) -> list
     return tensors_in(dict(signature.bind(*args, **kwargs).arguments))
 
 
-def why_not_a_program(analysis: Analysis) -> str:
-    """Why the run cannot be replayed with other inputs; empty if it can."""
-    for call in analysis.program.calls:
-        if call.name.startswith(_NUMBERS) and any(not v.fixed for v in values_in(call.arguments)):
-            return f"Python looks at a value that depends on the inputs ({call.name}, {call.line})"
-    for _, how, line in analysis.program.escapes:
-        return f"numbers leave torch by {how} ({line})"
-    return ""
+def _without_tensors(signature: inspect.Signature, example: Example) -> dict[str, Any]:
+    """Arguments of a call by name, defaults filled in, with a mark in the place of each tensor."""
+    bound = signature.bind(*example.args, **(example.kwargs or {}))
+    bound.apply_defaults()
+    return {
+        name: rearranged(value, lambda _: "a tensor") for name, value in bound.arguments.items()
+    }
+
+
+def _equal(a: Any, b: Any) -> bool:
+    try:
+        return a is b or bool(a == b)
+    except (RuntimeError, ValueError):  # arrays compare entry by entry
+        return False
 
 
 def expected_arguments(call: Call, analysis: Analysis, size: Any) -> dict[str, Any]:
@@ -188,7 +212,7 @@ class _Writer:
         self.graph.output(tuple(self._node(v) for v in leaves_in(program.outputs, Value)))
 
     def _write(self, call: Call) -> None:
-        if call.name.startswith(_NUMBERS):
+        if call.name.startswith(NUMBERS):
             return
         facts = self._analysis.facts[call]
         if facts.replacement is not None:
@@ -196,7 +220,7 @@ class _Writer:
         else:
             op = call.op
             arguments = expected_arguments(call, self._analysis, self._size) | facts.frozen
-        flag = _TRAINING.get(call.name.split(".")[0])
+        flag = _TRAINING.get(call.name.split(".")[0].removesuffix("_"))
         if flag is not None and arguments.get(flag) is False:
             arguments = arguments | {flag: self._training(call.module)}
         node = self._call(op, map_values(arguments, self._node))

@@ -71,8 +71,8 @@ def _nowhere(_values: list[Value], _ndim: int, _step: Step) -> Flow:
 def _special(values: list[Value], ndim: int, step: Step) -> Flow:
     """Operations whose zeros depend on their numbers."""
     name, args = step.call.name.split(".")[0].rstrip("_"), step.args
-    if name == "pow" and args[0] is values[0] and isinstance(args[1], (int, float)) and args[1] > 0:
-        return aligned(values[0], ndim)
+    if name == "pow" and args[0] is values[0] and isinstance(args[1], (int, float)) and args[1]:
+        return aligned(values[0], ndim) if args[1] > 0 else Pole(aligned(values[0], ndim))
     if name in ("clamp", "clip") and all(not isinstance(a, Value) for a in args[1:]):
         low, high = (0 if bound is None else bound for bound in args[1:3])
         return aligned(values[0], ndim) if low <= 0 <= high else Nowhere()

@@ -24,6 +24,7 @@ from apoptosis.structure.kinds import KINDS
 from apoptosis.structure.multihead import AttentionShape, attention_shapes
 from apoptosis.structure.network import Network
 from apoptosis.structure.plan import Plan, TensorCut
+from apoptosis.structure.replay import replay_of
 from apoptosis.structure.rewriting import CutProgram, write_program
 from apoptosis.structure.surgery import cut_module
 
@@ -40,6 +41,8 @@ class Structure:
     """Groups that must keep equally many units for the model's own code to run."""
     pinned: tuple[PinnedAxis, ...] = field(repr=False)
     """What stays whole, and why."""
+    without_rule: tuple[tuple[str, str], ...] = field(repr=False)
+    """Operations that no rule knows, and their lines: what they touch is pinned, what they cost is not counted."""
     unused: tuple[str, ...] = field(repr=False)
     """Parameters that no run touched: nothing is known of them, and nothing of them is cut."""
     shapes: dict[str, tuple[int, ...]] = field(repr=False)
@@ -188,7 +191,15 @@ class Structure:
 
     def program(self, model: nn.Module, plan: Plan) -> CutProgram:
         """The rewritten program of a plan, whatever the plan says about delivery; `cut` calls this."""
-        return write_program(self._network.run, self._sizes_after(plan), model, plan)
+        program = write_program(self._network.run, self._sizes_after(plan), model, plan)
+        traced = self._network.run if not self._network.run.is_meta else None
+        replay = replay_of(self._network.run, model if traced is None else traced.model)
+        if replay.because:
+            raise PlanMismatchError(
+                f"The plan is one for a program, and that cannot be: {replay.because}."
+            )
+        program.fixed_sizes = replay.fixed_sizes
+        return program
 
     def _attentions(
         self, units: dict[str, Indices], tensors: tuple[TensorCut, ...]

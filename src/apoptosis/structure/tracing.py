@@ -55,7 +55,12 @@ def trace(model: nn.Module, example_inputs: Any) -> "Structure":
         ties=tuple(find_ties(analysis, groups)),
         pinned=tuple(find_pinned(analysis)),
         unused=tuple(sorted(parameters - {n for value in analysis.tensors() for n in value.names})),
-        shapes={name: tuple(t.shape) for name, t in model.state_dict(keep_vars=True).items()},
+        without_rule=tuple(dict.fromkeys((c.name, c.line) for c in analysis.without_rule())),
+        shapes={
+            name: tuple(item.shape)
+            for name, item in model.state_dict(keep_vars=True).items()
+            if isinstance(item, Tensor)
+        },
         _network=Network(run, sizes, _attribute_values(analysis, model), skeleton),
     )
 
@@ -115,6 +120,8 @@ def _with_open_batch(model: nn.Module, example: Example) -> Run | None:
         run = _ran(model, example.map(lambda t: torch.cat([t, t])))
     except TraceError:
         return None
+    if run.analysis.without_rule():
+        return None  # behind such an operation the batch cannot be told from any other axis
     axes = {run.analysis.axes[value][0].axis for value in run.analysis.program.inputs}
     axis = axes.pop()
     return None if axes or axis is None else replace(run, batch=axis)

@@ -11,23 +11,18 @@ from math import inf
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from apoptosis.errors import ModelError
-from apoptosis.modes import in_eval_mode
 from apoptosis.progress import track
-from apoptosis.structure.arrangement import tensors_in
 from apoptosis.structure.cutting import cut
 from apoptosis.structure.groups import Group, PinnedAxis
 from apoptosis.structure.recording import Example
 from apoptosis.structure.structure import Structure
-from apoptosis.structure.surgery import copy_with, zero
+from apoptosis.structure.surgery import zero
+from apoptosis.structure.twins import TOLERANCE, as_double, compare, randomised, redrawn
 
 __all__ = ["Verification", "verify"]
-
-TOLERANCE = (
-    1e-6  # relative; code that casts to float32 on its way leaves about 1e-7, a wrong cut a percent
-)
 
 
 @dataclass(frozen=True)
@@ -67,8 +62,8 @@ def verify(
             "The model is on the meta device and has no numbers to check. Trace it with real weights."
         )
     generator = torch.Generator().manual_seed(seed)
-    model = _randomised(run.model, generator)
-    examples = [_as_double(run.example), _redrawn(_as_double(run.example), generator)]
+    model = randomised(run.model, generator)
+    examples = [as_double(run.example), redrawn(as_double(run.example), generator)]
     names = (
         list(groups)
         if groups is not None
@@ -101,54 +96,9 @@ def _error(
     }
     try:
         plan = structure.plan(kept)
-        small, twin = cut(model, plan), zero(model, plan)
-        with torch.no_grad(), in_eval_mode(small), in_eval_mode(twin):
-            return max(_distance(example.run(small), example.run(twin)) for example in examples)
+        return compare(cut(model, plan), zero(model, plan), examples)
     except Exception:  # noqa: BLE001 - a cut that cannot be made or run is as wrong as one that differs
         return inf
-
-
-def _distance(found: object, expected: object) -> float:
-    worst = 0.0
-    for a, b in zip(tensors_in(found), tensors_in(expected), strict=True):
-        if a.shape != b.shape:
-            return inf
-        if a.is_floating_point() and a.numel():
-            difference = (a - b).abs().max() / b.abs().max().clamp_min(1e-30)
-            worst = max(worst, inf if difference.isnan() else float(difference))
-    return worst
-
-
-def _randomised(model: nn.Module, generator: torch.Generator) -> nn.Module:
-    """A float64 copy whose parameters and statistics are all different from each other and from zero."""
-    twin = copy_with(model, {}).double()
-    with torch.no_grad():
-        for parameter in twin.parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            scale = parameter[0].numel() ** -0.5 if parameter.ndim > 1 else 0.3
-            centre = 1.0 if parameter.ndim == 1 else 0.0
-            parameter.copy_((centre + scale * noise).to(parameter.device))
-        for name, buffer in twin.named_buffers():
-            if name.endswith(("running_mean", "running_var")):
-                noise = torch.rand(buffer.shape, generator=generator, dtype=torch.float64)
-                buffer.copy_((0.5 + noise).to(buffer.device))
-    return twin
-
-
-def _as_double(example: Example) -> Example:
-    return example.map(lambda t: t.double() if t.is_floating_point() else t)
-
-
-def _redrawn(example: Example, generator: torch.Generator) -> Example:
-    """Other numbers where they are real; token ids and masks stay."""
-
-    def drawn(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point():
-            return tensor
-        noise = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
-        return noise.to(tensor.device)
-
-    return example.map(drawn)
 
 
 def _as_pinned(group: Group, error: float) -> PinnedAxis:
