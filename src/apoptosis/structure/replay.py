@@ -84,8 +84,9 @@ def _tried(run: Run, model: nn.Module) -> Replay:
 
 def _differs(run: Run, model: nn.Module, examples: list[Example]) -> str:
     """The model and its program, one after the other on each example; why they do not agree."""
-    own, program = copy_with(model, {}), write_program(run, {}, model)
+    own = copy_with(model, {})
     try:
+        program = write_program(run, {}, model)
         with in_eval_mode(own), in_eval_mode(program):
             for example in examples:
                 torch.manual_seed(0)  # for dropout that is never off
