@@ -172,7 +172,7 @@ def build(blueprint: Blueprint) -> RandomNetwork:
             _settle(block, placed.seed)
             x = linked(block, placed.link, x, seen)
             seen.append(x)
-            if x.numel() > 6000 * batch or not x.isfinite().all() or x.abs().max() > 1e6:
+            if not 0 < x.numel() <= 6000 * batch or not x.isfinite().all() or x.abs().max() > 1e6:
                 raise Unfit("too large")
             model.blocks.append(block)
             model.links.append(placed.link)

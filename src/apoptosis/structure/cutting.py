@@ -32,8 +32,8 @@ def cut(model: AnyModel, plan: Plan, *, example_inputs: Any = None) -> AnyModel 
     if source is None:
         if example_inputs is None:
             raise PlanMismatchError(
-                "This plan is delivered as a rewritten program, and came from a file or a copy. Pass `example_inputs` to "
-                "`cut`, so that the model can be traced again."
+                "This plan is delivered as a rewritten program, and came from a file or a copy. Pass `example_inputs` "
+                "to `cut`, so that the model can be traced again."
             )
         source = trace(model, example_inputs)
     return source.program(model, plan)

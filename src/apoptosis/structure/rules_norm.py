@@ -115,6 +115,8 @@ def group_norm(step: Step) -> None:
     step.size("num_groups", group)
     for expr in (own, *step.axes(x)[2:]):
         step.statistic(expr, "GroupNorm's statistics run over it")
+    if x.ndim == 2 and x.shape[1] > groups:
+        step.facts.floors.append(own)  # torch refuses to normalise a single number
     flows = _affine(step, x, (weight, bias), [1])
     nothing = Through(x, (None,) * x.ndim)
     step.same(x, flow=AllOf(flows) if weight is not None else nothing)

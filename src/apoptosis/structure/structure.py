@@ -270,11 +270,8 @@ class Structure:
                 f"Kept units of group {name!r} are named twice. Name each once."
             )
         if len(found) < group.smallest:
-            because = (
-                ""
-                if group.smallest == 1
-                else ": `squeeze()` without a dimension would drop the axis"
-            )
+            needs_two = ": `squeeze()` would drop the axis, or a norm have one number to work on"
+            because = "" if group.smallest == 1 else needs_two
             raise PlanMismatchError(
                 f"Group {name!r} would keep {len(found)} of {group.size} units; at least {group.smallest} must "
                 f"stay{because}. An empty layer passes nothing on: to remove it, take the block that contains it "
