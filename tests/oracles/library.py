@@ -67,6 +67,8 @@ class _Float64Torch(ModuleType):
 
 def define_torchvision_ops() -> None:
     """torchvision's wheel asks for two compiled operations at import that a CPU build of torch does not find."""
+    if torch.version.cuda is not None:  # there they are, and to define them twice ends the process
+        return
     for name in ("nms", "qnms"):
         with suppress(RuntimeError):  # already there
             torch.library.define(f"torchvision::{name}", "(Tensor a) -> Tensor")
