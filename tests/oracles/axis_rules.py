@@ -64,7 +64,7 @@ class Trial:
         """What the rule says, with results that nobody outside depends on."""
         program = record(self.module, Example())
         assert [call.name for call in program.calls] == [self.name], "recorded as something else"
-        program.outputs = list(program.calls[0].outputs[: self.sample.read])
+        program.results = list(program.calls[0].outputs[: self.sample.read])
         return analyse(program, pin_outputs=False)
 
     @property

@@ -7,10 +7,14 @@ from dataclasses import dataclass
 
 from apoptosis.structure import axes as algebra
 from apoptosis.structure import (
+    rules_attention,
+    rules_convolution,
+    rules_create,
     rules_index,
     rules_norm,
     rules_parts,
     rules_pointwise,
+    rules_pool,
     rules_product,
     rules_recurrent,
     rules_reduce,
@@ -27,10 +31,14 @@ __all__ = ["FAMILIES", "Analysis", "analyse"]
 FAMILIES = dict.fromkeys(
     room.FAMILY
     for room in (
+        rules_attention,
+        rules_convolution,
+        rules_create,
         rules_index,
         rules_norm,
         rules_parts,
         rules_pointwise,
+        rules_pool,
         rules_product,
         rules_recurrent,
         rules_reduce,

@@ -10,7 +10,6 @@ user code passed, so those that came from attributes of modules can be told (`at
 """
 
 import inspect
-import random
 import sys
 import threading
 import traceback
@@ -24,7 +23,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._dispatch.python import enable_python_dispatcher
@@ -38,6 +36,7 @@ from apoptosis.structure.arrangement import rearranged, tensors_in
 from apoptosis.structure.attributes import TracedInt
 from apoptosis.structure.known_values import KnownValues
 from apoptosis.structure.program import Call, ModuleCall, Program, Value, values_in
+from apoptosis.structure.randomness import random_state_put_back
 
 __all__ = ["Example", "line_of", "model_tensors", "record"]
 
@@ -116,8 +115,7 @@ def _recorded(
 ) -> Program:
     recorder = _Recorder(model, example, like)
     with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(_devices(model)))
-        stack.enter_context(_python_random_put_back())
+        stack.enter_context(random_state_put_back(model))
         stack.enter_context(recorder.parameters_put_back())
         stack.enter_context(in_train_mode(model) if training else in_eval_mode(model))
         stack.enter_context(torch.no_grad())
@@ -132,17 +130,6 @@ def _recorded(
     recorder.program.outputs = rearranged(outputs, recorder.value)
     recorder.program.results = [recorder.value(tensor) for tensor in tensors_in(outputs)]
     return recorder.program
-
-
-@contextmanager
-def _python_random_put_back() -> Iterator[None]:
-    """Python's and numpy's random numbers go on as if nothing had happened."""
-    python, others = random.getstate(), np.random.get_state()  # noqa: NPY002 - the one user code draws from
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(others)  # noqa: NPY002
 
 
 class _Recorder(ProxyTorchDispatchMode):
@@ -421,11 +408,6 @@ def line_of(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     outside = [f for f in frames if not f.filename.startswith(OWN_FOLDERS)]
     return f"{outside[-1].filename}:{outside[-1].lineno} in {outside[-1].name}" if outside else ""
-
-
-def _devices(model: nn.Module) -> list[torch.device]:
-    found = {tensor.device for tensor in model_tensors(model).values()}
-    return [device for device in found if device.type == "cuda"]
 
 
 @contextmanager

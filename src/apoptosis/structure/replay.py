@@ -16,6 +16,7 @@ from apoptosis.modes import in_eval_mode
 from apoptosis.structure.axes import Axis
 from apoptosis.structure.network import Run
 from apoptosis.structure.program import values_in
+from apoptosis.structure.randomness import random_state_put_back
 from apoptosis.structure.recording import Example
 from apoptosis.structure.rewriting import NUMBERS, write_program
 from apoptosis.structure.surgery import copy_with
@@ -67,7 +68,7 @@ def _tried(run: Run, model: nn.Module) -> Replay:
     generator = torch.Generator().manual_seed(0)
     example = redrawn(_on_device_of(model, run.example), generator)
     again = redrawn(example, generator)
-    with torch.random.fork_rng(), torch.no_grad():
+    with random_state_put_back(model), torch.no_grad():
         if because := _differs(run, model, [example, again]):
             return Replay(because)
         fixed: list[tuple[int, int, int]] = []

@@ -247,7 +247,10 @@ SPECIAL_SAMPLES: dict[str, Callable[[], list[Sample]]] = {
     "clamp_max": _with((-0.5,), (0.5,), (0,)),
     "hardtanh": _with((), (0.2, 0.5), (-0.5, -0.2)),
     "threshold": _with((0.1, 0.0), (0.1, 20.0), (-0.1, 20.0)),
-    "pow": _with((2,), (0,), (-1,), (3,)),
+    "pow": lambda: [
+        *_with((2,), (0,), (3,))(),
+        sample(tensor(2, 3), -1, free="2~ 3~"),
+    ],
     "nan_to_num": _with((), (1.0,)),
     "elu": _with((), (0.5, 2.0, 0.5)),
     "gelu": lambda: [

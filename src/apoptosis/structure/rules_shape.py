@@ -1,4 +1,4 @@
-"""Axis rules of operations that move entries about: views, permutations, cuts, joins, repeats."""
+"""Axis rules of operations that move entries about: views, permutations, repeats."""
 
 import torch
 

@@ -44,7 +44,8 @@ def trace(model: nn.Module, example_inputs: Any) -> "Structure":
     (12384, 4644)
     """
     _check_model(model)
-    run = _with_open_batch(model, example := Example.of(example_inputs)) or _ran(model, example)
+    example = Example.of(example_inputs).map(Tensor.clone)  # one tensor passed twice is two inputs
+    run = _with_open_batch(model, example) or _ran(model, example)
     analysis = run.analysis
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     groups = [g for g in find_groups(analysis) if any(t in parameters for t, *_ in g.places)]

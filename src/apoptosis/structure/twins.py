@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from apoptosis.modes import in_eval_mode
 from apoptosis.structure.arrangement import tensors_in
+from apoptosis.structure.randomness import random_state_put_back
 from apoptosis.structure.recording import Example
 from apoptosis.structure.surgery import copy_with
 
@@ -23,7 +24,7 @@ TOLERANCE = (
 
 def compare(a: nn.Module, b: nn.Module, examples: list[Example]) -> float:
     """The greatest relative distance of the outputs of two networks, in eval mode; the random state is put back."""
-    with torch.random.fork_rng(), torch.no_grad(), in_eval_mode(a), in_eval_mode(b):
+    with random_state_put_back(a), torch.no_grad(), in_eval_mode(a), in_eval_mode(b):
         worst = 0.0
         for example in examples:
             outputs: list[Any] = []
