@@ -218,7 +218,8 @@ class _Recorder(ProxyTorchDispatchMode):
             ):
                 return value
         self._constants.append(tensor)
-        return self._remember(tensor, _value(tensor, "constant", constant=tensor, fixed=True))
+        numbers = tensor.detach().clone()  # as they are now: forward may write to them
+        return self._remember(tensor, _value(tensor, "constant", constant=numbers, fixed=True))
 
     def escape(self, tensor: Tensor, how: str) -> None:
         """Note that numbers of a tensor leave torch."""

@@ -41,6 +41,8 @@ _TRAINING = {
 }
 """Flags that are a module's `training` in disguise, where they are off in eval mode."""
 
+_COPIES = {torch.ops.aten.lift_fresh.default: torch.ops.aten.lift_fresh_copy.default}
+
 NUMBERS = ("item.", "is_nonzero.", "_local_scalar_dense.", "equal.", "sym_size.", "_assert")
 
 
@@ -218,7 +220,8 @@ class _Writer:
         if facts.replacement is not None:
             op, arguments = facts.replacement(self._size)
         else:
-            op = call.op
+            # What Python makes anew in every call is copied, for what follows may write to it.
+            op = _COPIES.get(call.op, call.op)
             arguments = expected_arguments(call, self._analysis, self._size) | facts.frozen
         flag = _TRAINING.get(call.name.split(".")[0].removesuffix("_"))
         if flag is not None and arguments.get(flag) is False:

@@ -106,9 +106,9 @@ def slice_(step: Step) -> None:
     last = n if end is None else min(max(end + n if end < 0 else end, first), n)
     if stride == 1:
         before, part, after = pieces(axes[dim], [first, last - first, n - last])
-        if start:
+        if start and -n <= start:  # further back is the beginning
             step.size("start", sum_of([part, after]) if start < 0 else before, negative=start < 0)
-        if end is not None and end <= n:
+        if end is not None and -n <= end <= n:
             step.size("end", after if end < 0 else sum_of([before, part]), negative=end < 0)
         axes[dim] = part
     elif n % stride == 0 and first < stride and last == n and (start or 0) >= 0:
