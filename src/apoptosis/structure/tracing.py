@@ -1,6 +1,9 @@
 """`trace`: run a model once, solve its axes, find its groups."""
 
+import gc
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -44,7 +47,12 @@ def trace(model: nn.Module, example_inputs: Any) -> "Structure":
     (12384, 4644)
     """
     _check_model(model)
-    example = Example.of(example_inputs).map(Tensor.clone)  # one tensor passed twice is two inputs
+    with _without_collection():
+        return _traced(model, Example.of(example_inputs))
+
+
+def _traced(model: nn.Module, example: Example) -> Structure:
+    example = example.map(Tensor.clone)  # one tensor passed twice is two inputs
     run = _with_open_batch(model, example) or _ran(model, example)
     analysis = run.analysis
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -64,6 +72,18 @@ def trace(model: nn.Module, example_inputs: Any) -> "Structure":
         },
         _network=Network(run, sizes, _attribute_values(analysis, model), skeleton),
     )
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """No collection of garbage meanwhile: a trace makes many small things that stay, and libraries have left more."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _check_model(model: Any) -> None:
