@@ -2,8 +2,8 @@
 
 The model runs as its user runs it, with real values: Python that looks at numbers takes the branch it takes. A
 dispatch mode on torch's *pre-dispatch* key sees every operation before torch takes it apart, so linear layers,
-attention, einsum and norms stay whole. (`torch.export` works at the same level; it is a hundred times slower on the
-same networks and refuses what it cannot prove for all inputs.)
+attention, einsum and norms stay whole. (`torch.export` works at the same level and takes about as long; it refuses what
+it cannot prove for all inputs.)
 
 A function mode above it sees the Python call that an operation came from. There integers are still the objects that
 user code passed, so those that came from attributes of modules can be told (`attributes`).
