@@ -9,6 +9,8 @@
     ├── LostTangentError     (NotImplementedError)  part of the model runs where its derivative cannot be followed
     ├── TraceError           (RuntimeError)         a model that does not run on its example inputs
     ├── PlanMismatchError    (ValueError)           a plan that does not fit the model or structure it is used with
+    ├── BudgetError          (ValueError)           a budget that cannot be reached
+    ├── CheckpointError      (ValueError)           files that are no checkpoint, damaged, or of another model
     └── ConfigError          (ValueError)           an option with a value nobody can mean
 
 Each derives from a built-in as well, so that both habits of catching work. A message has three parts: what was asked,
@@ -54,3 +56,11 @@ class TraceError(ApoptosisError, RuntimeError):
 
 class PlanMismatchError(ApoptosisError, ValueError):
     """A plan does not fit the model or the structure it is used with."""
+
+
+class BudgetError(ApoptosisError, ValueError):
+    """A budget cannot be reached within the limits given."""
+
+
+class CheckpointError(ApoptosisError, ValueError):
+    """Files are no checkpoint, are damaged, or belong to another model."""

@@ -1,0 +1,77 @@
+"""What a pruning run leaves behind: the small network, how it came about, and what was asked and got.
+
+Records are plain data made by the workflows, kept by checkpoints and drawn by reports. Costs are MACs of one forward
+pass over the example inputs, and parameters.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from apoptosis.structure import Plan
+
+__all__ = ["Outcome", "ScoreSummary", "Spending", "StepRecord"]
+
+
+@dataclass(frozen=True)
+class ScoreSummary:
+    """The spread of one group's unit scores."""
+
+    lowest: float
+    median: float
+    highest: float
+
+
+@dataclass(frozen=True)
+class Spending:
+    """One line of a budget: what may stay, what stays, as shares of the dense network; and the absolute numbers."""
+
+    what: str
+    asked: float
+    got: float
+    dense: int
+    left: int
+
+    def __str__(self) -> str:
+        return f"{self.what}: asked {self.asked:.1%}, got {self.got:.2%} ({self.left:,} of {self.dense:,})"
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step: the network was scored, units were removed."""
+
+    step: int
+    loss: float | None
+    """Mean loss of the network that was scored, before the removal; None where the criterion reads no data."""
+    count: int
+    """Samples the scores are a mean over."""
+    scores: Mapping[str, ScoreSummary]
+    removed: Mapping[str, int]
+    """Units that went, by group."""
+    left: Mapping[str, int]
+    """Units that stayed, for every group that was ranked."""
+    macs: int
+    params: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A smaller network and its history. `str(outcome)` shows asked and got side by side."""
+
+    model: nn.Module
+    plan: "Plan"
+    """From the dense network to `model`, all steps as one."""
+    history: tuple[StepRecord, ...] = ()
+    spent: tuple[Spending, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Criterion, aggregation, selection, steps, seeds: what is needed to do it again. Plain JSON values."""
+    example_inputs: Any = field(default=None, repr=False)
+    """What the model was traced on."""
+
+    def __str__(self) -> str:
+        lines = [f"{type(self.model).__name__}, delivered as {self.plan.delivery}"]
+        return "\n  ".join([*lines, *map(str, self.spent)])
