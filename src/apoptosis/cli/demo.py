@@ -20,13 +20,14 @@ from rich.console import Console
 from rich.table import Table
 
 from apoptosis import __version__
+from apoptosis.checkpoint import write_json
 from apoptosis.cli.bars import progress_bars
 from apoptosis.criteria import CRITERIA
 from apoptosis.criteria.ranking import channel_scores, masking_truth, spearman
 from apoptosis.data import Split, digits
 from apoptosis.models import ConvNormAct, DigitsCNN, digits_cnn
 from apoptosis.progress import track
-from apoptosis.report import Agreement, RankingReport, plot_ranking, write_json
+from apoptosis.report import Agreement, RankingReport, plot_ranking
 from apoptosis.task import Task
 from apoptosis.training import Evaluation, FitOptions, evaluate, fit_
 

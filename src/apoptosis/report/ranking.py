@@ -7,7 +7,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from apoptosis.report.files import write_file
+from apoptosis.checkpoint import write_file
 
 __all__ = ["Agreement", "RankingReport", "plot_ranking"]
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from apoptosis.report import write_file, write_json
+from apoptosis.checkpoint import write_file, write_json
 
 
 def test_a_file_gets_its_name_only_when_it_is_whole(tmp_path):
