@@ -1,6 +1,6 @@
 """Models as a person names them on the command line, with inputs to run them on.
 
-    digits_cnn                      a network of this library
+    resnet32                        a network of this library; the table `apoptosis.models.MODELS` has them all
     timm:resnet18                   from timm; needs the extra `models`
     torchvision:vit_b_16            from torchvision
     transformers:path/to/folder     a folder with a transformers `config.json`
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from apoptosis.errors import ConfigError
+from apoptosis.models import MODELS
 
 __all__ = ["NamedModel", "find_model", "parse_shape"]
 
@@ -84,14 +85,15 @@ def parse_shape(text: str) -> Tensor:
 
 def _made(name: str) -> tuple[Any, Any]:
     """A model and its inputs, None where none are known."""
-    if name in _OWN:
-        return _OWN[name]()
+    if name in MODELS:
+        entry = MODELS[name]
+        return entry.make(), (torch.zeros(entry.input_shape),)
     source, _, rest = name.partition(":")
     if source in _LIBRARIES and rest:
         return _LIBRARIES[source](rest)
     path, _, function = name.rpartition(":")
     if not path:
-        own, libraries = ", ".join(_OWN), ", ".join(f"{library}:NAME" for library in _LIBRARIES)
+        own, libraries = ", ".join(MODELS), ", ".join(f"{library}:NAME" for library in _LIBRARIES)
         raise ConfigError(
             f"There is no model {name!r}. Known are {own}, {libraries}, and module:function or file.py:function for "
             "your own."
@@ -189,12 +191,6 @@ def _from_file(path: Path) -> Any:
     return module
 
 
-def _digits_cnn() -> tuple[nn.Module, Any]:
-    from apoptosis.models import digits_cnn
-
-    return digits_cnn(), (torch.zeros(1, 1, 8, 8),)
-
-
 def _timm(name: str) -> tuple[nn.Module, Any]:
     timm = _library("timm")
     if not timm.is_model(name):
@@ -251,7 +247,6 @@ def _to_meta(inputs: Any) -> Any:
     return inputs
 
 
-_OWN: dict[str, Callable[[], tuple[nn.Module, Any]]] = {"digits_cnn": _digits_cnn}
 _LIBRARIES: dict[str, Callable[[str], tuple[nn.Module, Any]]] = {
     "timm": _timm,
     "torchvision": _torchvision,

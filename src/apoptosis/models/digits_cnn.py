@@ -8,8 +8,9 @@ the network: without them first- and second-order scores would order weights ali
 have nothing to show.
 """
 
-import torch
 from torch import Tensor, nn
+
+from apoptosis.models.weights import seeded
 
 __all__ = ["ConvNormAct", "DigitsCNN", "digits_cnn"]
 
@@ -53,6 +54,5 @@ def digits_cnn(*, width: int = 16, num_classes: int = 10, seed: int = 0) -> Digi
     >>> sum(p.numel() for p in digits_cnn().parameters())
     16794
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return DigitsCNN(width, num_classes)
