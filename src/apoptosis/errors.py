@@ -59,7 +59,9 @@ class PlanMismatchError(ApoptosisError, ValueError):
 
 
 class BudgetError(ApoptosisError, ValueError):
-    """A budget cannot be reached within the limits given."""
+    """A budget cannot be reached within the limits given; `reachable` has the shares that can be."""
+
+    reachable: dict[str, float]
 
 
 class CheckpointError(ApoptosisError, ValueError):

@@ -1,9 +1,11 @@
-"""What each parameter is worth: criteria, found by name in one table, giving signed `Scores`.
+"""What each parameter and each unit is worth: criteria, found by name in one table.
 
-Start with `table.CRITERIA`; one file per family. `ranking` measures how well scores rank channels against the truth.
-This room turns curvature into scores; what a group of parameters is, and what is cut, is decided elsewhere.
+Start with `table.CRITERIA`; one file per family. Most give signed `Scores` of parameters, which `aggregation` gathers
+into `UnitScores`. `ranking` measures how well scores rank units against the truth. What a unit is comes from
+`structure`; how many of them go is decided in `planning`.
 """
 
+from apoptosis.criteria.aggregation import AGGREGATIONS, Aggregation, UnitScores, unit_scores
 from apoptosis.criteria.data_free import magnitude, random
 from apoptosis.criteria.oba import oba
 from apoptosis.criteria.obd import obd
@@ -13,9 +15,12 @@ from apoptosis.criteria.table import CRITERIA, Criterion, find_criterion
 from apoptosis.criteria.taylor import taylor
 
 __all__ = [
+    "AGGREGATIONS",
     "CRITERIA",
+    "Aggregation",
     "Criterion",
     "Scores",
+    "UnitScores",
     "channel_scores",
     "find_criterion",
     "magnitude",
@@ -25,4 +30,5 @@ __all__ = [
     "random",
     "spearman",
     "taylor",
+    "unit_scores",
 ]

@@ -2,7 +2,7 @@
 
 import hashlib
 import operator
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -24,6 +24,7 @@ from apoptosis.structure.kinds import KINDS
 from apoptosis.structure.multihead import AttentionShape, attention_shapes
 from apoptosis.structure.network import Network
 from apoptosis.structure.plan import Plan, TensorCut
+from apoptosis.structure.polynomials import Polynomial
 from apoptosis.structure.replay import replay_of
 from apoptosis.structure.rewriting import CutProgram, write_program
 from apoptosis.structure.surgery import cut_module
@@ -111,6 +112,14 @@ class Structure:
         """MACs and parameters that removing one unit of a group saves, everything else as it is."""
         return self._costs.saved(self[name].axis, self._network.sizes)
 
+    def polynomials(self, names: Sequence[str]) -> tuple[Polynomial, Polynomial]:
+        """MACs and parameters as functions of the numbers of units of these groups, the others as they are."""
+        axes = [self[name].axis for name in names]
+        return (
+            Polynomial.of(self._costs.macs, axes, self._network.sizes),
+            Polynomial.of(self._costs.params, axes, self._network.sizes),
+        )
+
     def step(self, name: str) -> dict[str, int]:
         """The smallest removal from a group that respects its ties: how many units, of it and of those tied to it.
 
@@ -167,6 +176,14 @@ class Structure:
         )
         exact = all(self[name].exact for name in units)
         return deliver(plan, self._network, after, exact=exact)
+
+    def identity(self) -> Plan:
+        """The plan that keeps everything."""
+        sizes = {group.name: group.size for group in self.groups}
+        made_of = (self.fingerprint, self.fingerprint, self)
+        delivery = "module" if self._network.skeleton is not None else "program"
+        because = "" if delivery == "module" else "an earlier cut was delivered so"
+        return Plan({}, sizes, (), (), (), (), delivery, because, *made_of)
 
     def after(self, plan: Plan) -> "Structure":
         """The structure of the cut network: sizes shrink, indices are numbered anew; nothing is traced again."""

@@ -1,0 +1,133 @@
+"""Budgets, floors and caps in whole numbers, how low they let a network go, and what stands in the way."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from apoptosis.criteria import UnitScores
+from apoptosis.errors import BudgetError
+from apoptosis.planning.budget import MEASURES, Costing
+from apoptosis.planning.bundles import Bundle, find_bundles
+from apoptosis.planning.selection import Selection
+from apoptosis.planning.spending import counts_at
+from apoptosis.structure import KINDS, Structure
+
+__all__ = ["Limits", "limits_of", "starting_point", "unreachable"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a network has, what may stay in all, and what must stay of each group.
+
+    Of the network one began with, so that they hold through many steps.
+    """
+
+    whole: Mapping[str, int]
+    allowed: Mapping[str, int]
+    fewest: Mapping[str, int]
+    fixed: Mapping[str, int]
+
+
+def limits_of(structure: Structure, shares: Mapping[str, float], selection: Selection) -> Limits:
+    """Shares, floors and caps of a network as numbers."""
+    groups = selection.groups(structure)
+    whole = {
+        "flops": structure.macs(),
+        "params": structure.params(),
+        "units": sum(group.size for group in groups),
+    }
+    fixed = {g.name: keep for g in groups if (keep := selection.fixed(g)) is not None}
+    return Limits(
+        {name: whole[name] for name in shares},
+        # The tiny term forgives 0.1 + 0.2.
+        {name: int(whole[name] * share * (1 + 1e-12)) for name, share in shares.items()},
+        {g.name: min(selection.fewest(g), fixed.get(g.name, g.size)) for g in groups},
+        fixed,
+    )
+
+
+def starting_point(
+    structure: Structure, units: UnitScores, selection: Selection, limits: Limits
+) -> tuple[list[Bundle], NDArray[np.int64]]:
+    """What can move, and from where: bundles with a share of their own are there already and move no more."""
+    chosen = selection.groups(structure)
+    bundles: list[Bundle] = []
+    levels: list[int] = []
+    for bundle in find_bundles(structure, units, selection, chosen, limits.fewest):
+        level = bundle.level_of(limits.fixed)
+        bundles.append(bundle if level is None else bundle.until(level))
+        levels.append(level or 0)
+    return bundles, np.array(levels, dtype=np.int64)
+
+
+def unreachable(
+    structure: Structure, units: UnitScores, selection: Selection, limits: Limits
+) -> BudgetError:
+    """The error that says how far one gets, and what stands in the way."""
+    lowest = _lowest(structure, units, selection, limits)
+    reachable = {name: cost / max(limits.whole[name], 1) for name, cost in lowest.items()}
+    asked = {name: most / max(limits.whole[name], 1) for name, most in limits.allowed.items()}
+    missed = [name for name in asked if lowest[name] > limits.allowed[name]]
+    told = "; ".join(
+        f"{name}={asked[name]:.4g} was asked for, and with every group at its limit {reachable[name]:.4g} of the "
+        f"{MEASURES[name]} stay ({lowest[name]:,} of {limits.whole[name]:,})"
+        for name in missed
+    )
+    hindrances = list(_hindrances(structure, units, selection, limits, missed[0]))
+    ways = " ".join(hindrances) or (
+        "What is left belongs to inputs, outputs and layers that cannot shrink; `structure.pinned` has the reasons."
+    )
+    error = BudgetError(f"The budget cannot be met: {told}. {ways}")
+    error.reachable = reachable
+    return error
+
+
+def _lowest(
+    structure: Structure, units: UnitScores, selection: Selection, limits: Limits
+) -> dict[str, int]:
+    """Costs with every bundle at its last level."""
+    chosen = selection.groups(structure)
+    bundles, _ = starting_point(structure, units, selection, limits)
+    last = np.array([bundle.last for bundle in bundles], dtype=np.int64)
+    sizes = np.array([group.size for group in chosen], dtype=np.int64)
+    costing = Costing(structure, [group.name for group in chosen], limits.allowed)
+    return costing.costs(counts_at(bundles, last, sizes))
+
+
+def _hindrances(
+    structure: Structure, units: UnitScores, selection: Selection, limits: Limits, measure: str
+) -> Iterator[str]:
+    """What each restriction costs: the share that could be reached without it."""
+    now = _lowest(structure, units, selection, limits)[measure]
+    scored = replace(
+        units,
+        values={g.name: torch.zeros(g.size, dtype=torch.float64) for g in structure.groups},
+        missing=(),
+    )
+    inexact = [group.name for group in structure.groups if not group.exact]
+    every_kind = replace(selection, kinds=tuple(KINDS))
+    relaxed = [
+        (f"floor={selection.floor}", replace(selection, floor=1), units),
+        (f"cap={selection.cap:g}", replace(selection, cap=1.0), units),
+        (f"round_to={selection.round_to}", replace(selection, round_to=1), units),
+        (f"shares of {', '.join(selection.shares)}", replace(selection, shares={}), units),
+        (f"kinds={selection.kinds}", replace(selection, kinds=None), scored),
+        (f"names={selection.names}", replace(selection, names=("*",)), scored),
+        (f"groups without scores ({_some(units.missing)})", selection, scored),
+        (f"inexact groups, cut only if `kinds` names them ({_some(inexact)})", every_kind, scored),
+    ]
+    for what, other, others_units in relaxed:
+        if (other, others_units) == (selection, units):
+            continue
+        loosened = limits_of(structure, dict.fromkeys(limits.allowed, 1.0), other)
+        cost = _lowest(structure, others_units, other, loosened)[measure]
+        if cost < now and (measure != "units" or "kinds" not in what):
+            share = cost / max(limits.whole[measure], 1)
+            yield f"In the way: {what}; without, {measure}={share:.4g} can be reached."
+
+
+def _some(names: tuple[str, ...] | list[str]) -> str:
+    return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
