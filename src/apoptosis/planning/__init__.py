@@ -1,7 +1,7 @@
 """Which units go: budgets in exact costs, selection by score, plans.
 
 `Budget` says how much may stay, `Selection` how to choose; `bundles` turns groups, ties, floors and rounding into the
-moves that are allowed; `spending` takes the cheapest of them until every budget is met; `make_plan` resolves the result
+moves that are allowed; `moves` takes the cheapest of them until every budget is met; `make_plan` resolves the result
 into a `Plan`. This room reads scores and structures. It runs no model.
 """
 

@@ -89,18 +89,24 @@ class Costing:
         self, structure: Structure, names: Sequence[str], allowed: Mapping[str, int]
     ) -> None:
         """Costs as functions of the numbers of units of the groups `names`; the others stay as they are."""
-        self.macs, self.params = structure.polynomials(names)
+        macs, params = structure.polynomials(names)
+        self._measures = {"flops": macs, "params": params, "units": _total}
         self.allowed = allowed
 
     def costs(self, counts: NDArray[np.int64]) -> dict[str, int]:
         """In every measure that is limited."""
-        by_name = {"flops": self.macs, "params": self.params, "units": _total}
-        return {name: by_name[name](counts) for name in self.allowed}
+        return {name: self._measures[name](counts) for name in self.allowed}
 
     def excess(self, counts: NDArray[np.int64]) -> float:
         """How far the worst measure is above what is allowed, relative to that; met at 0 and below."""
         costs = self.costs(counts)
         return max((costs[n] - most) / max(most, 1) for n, most in self.allowed.items())
+
+    def saved(self, counts: NDArray[np.int64], fewer: NDArray[np.int64]) -> float:
+        """What fewer units save, each measure as a share of what is still too much in it; of all, once all are met."""
+        now, then = self.costs(counts), self.costs(fewer)
+        too_much = {n: now[n] - most for n, most in self.allowed.items() if now[n] > most}
+        return sum((now[n] - then[n]) / most for n, most in (too_much or now).items() if most)
 
 
 def _total(counts: NDArray[np.int64]) -> int:
@@ -109,7 +115,7 @@ def _total(counts: NDArray[np.int64]) -> int:
 
 def _is_share(value: Any) -> bool:
     is_number = isinstance(value, (int, float, np.floating)) and not isinstance(value, bool)
-    return is_number and isfinite(value) and 0 < value <= 1
+    return is_number and isfinite(value) and bool(0 < value <= 1)
 
 
 def _percent_hint(name: str, value: Any) -> str:

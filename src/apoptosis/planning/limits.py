@@ -11,8 +11,8 @@ from apoptosis.criteria import UnitScores
 from apoptosis.errors import BudgetError
 from apoptosis.planning.budget import MEASURES, Costing
 from apoptosis.planning.bundles import Bundle, find_bundles
+from apoptosis.planning.moves import counts_at
 from apoptosis.planning.selection import Selection
-from apoptosis.planning.spending import counts_at
 from apoptosis.structure import KINDS, Structure
 
 __all__ = ["Limits", "limits_of", "starting_point", "unreachable"]

@@ -9,8 +9,8 @@ from apoptosis.errors import NonFiniteError, PlanMismatchError
 from apoptosis.planning.budget import Budget, Costing
 from apoptosis.planning.bundles import order_of
 from apoptosis.planning.limits import Limits, limits_of, starting_point, unreachable
+from apoptosis.planning.moves import counts_at, spend
 from apoptosis.planning.selection import Selection
-from apoptosis.planning.spending import counts_at, spend
 from apoptosis.structure import Plan, Structure
 
 __all__ = ["make_plan", "plan_within"]

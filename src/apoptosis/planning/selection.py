@@ -12,7 +12,7 @@ from apoptosis.structure import Group, Structure
 __all__ = ["Selection"]
 
 WIDTHS = ("global", "uniform")
-PRICES = ("unit", "mac", "param")
+PRICES = ("unit", "cost")
 WHOLE_HEADS = ("head", "kv_head", "query_head")
 """Kinds that rounding leaves alone: what reaches the hardware is their number times their width."""
 
@@ -24,8 +24,8 @@ class Selection:
     Attributes:
         widths: `global` ranks the units of all groups together; `uniform` cuts every group by the same share, and ranks
             inside each.
-        per: what a score is divided by in a global ranking: `unit` (nothing), `mac` or `param` (what removing the unit
-            saves, at the sizes that the others have by then).
+        per: what a score is divided by in a global ranking: `unit` (nothing), or `cost` (what removing the unit saves
+            of what the budget counts, MACs for `flops`, at the sizes that the others have by then).
         kinds: only groups of these kinds; all unless given.
         names: only groups whose names fit; `!pattern` protects. As `Structure.choose`.
         shares: share kept of each group that fits a pattern, rounded to whole units; the budget is then met by the

@@ -1,9 +1,10 @@
 """Take the moves that cost least score until every budget is met, then give back what the last of them overshot.
 
 The order of moves is given by a figure per move. With `widths="uniform"` it is the share of the group that is gone
-after the move; else the score per unit, MAC or parameter. Savings of a move depend on the sizes of the other groups: a
-channel that two layers share saves less when the other layer has shrunk. Prices are therefore taken anew while moves
-are taken, each time a fraction of what is still too much has been saved.
+after the move; else the score per unit, or per cost saved. What a move saves depends on the sizes of the other groups:
+a channel that two layers share saves less when the other layer has shrunk. Savings are therefore taken anew while moves
+are taken, each time a fraction of what is still too much has gone. Where several budgets are not met yet, the saving is
+the sum of those in each, as shares of what is still too much there.
 
 At the end no bundle can take its last move back without breaking the budget: what is left unspent is less than the
 smallest of those moves.
@@ -68,7 +69,8 @@ def _ordered_moves(
         # A bundle's moves can only be taken in their order, whatever rounding does to their figures.
         figures.append(np.maximum.accumulate(own))
         scores.append(np.diff(bundle.score[level:]))
-    owner, figure, score = (np.concatenate(own) for own in (owners, figures, scores))
+    owner = np.concatenate(owners)
+    figure, score = np.concatenate(figures), np.concatenate(scores)
     ties_by_score = selection.widths == "uniform"
     return owner[np.lexsort((score, figure) if ties_by_score else (figure,))]
 
@@ -88,11 +90,9 @@ def _figures(
     num_units = np.diff(bundle.gone[start : stop + 1], axis=0).sum(axis=1)
     if selection.per == "unit" or not len(score):
         return score / num_units
-    cost = costing.macs if selection.per == "mac" else costing.params
     fewer = counts.copy()
     fewer[bundle.places] -= bundle.gone[start + 1] - bundle.gone[start]
-    own = cost.part(bundle.places)
-    saved = (own(counts) - own(fewer)) / num_units[0]
+    saved = costing.saved(counts, fewer) / num_units[0]
     return score / (saved * num_units) if saved > 0 else np.full(len(score), np.inf)
 
 
