@@ -15,9 +15,10 @@ from apoptosis.structure.cutting import cut
 from apoptosis.structure.groups import Group, PinnedAxis, Site, Slice, Tie
 from apoptosis.structure.kinds import KINDS
 from apoptosis.structure.plan import Plan
+from apoptosis.structure.recording import model_tensors
 from apoptosis.structure.rewriting import CutProgram
 from apoptosis.structure.structure import Structure
-from apoptosis.structure.surgery import cut_optimizer, zero
+from apoptosis.structure.surgery import copy_with, cut_optimizer, zero
 from apoptosis.structure.tracing import trace
 from apoptosis.structure.verification import Verification, verify
 
@@ -32,8 +33,10 @@ __all__ = [
     "Structure",
     "Tie",
     "Verification",
+    "copy_with",
     "cut",
     "cut_optimizer",
+    "model_tensors",
     "trace",
     "verify",
     "zero",
