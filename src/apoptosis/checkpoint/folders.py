@@ -1,0 +1,184 @@
+"""Folders that are either the old one or the new one, never a mixture and never half of one.
+
+A new folder is filled under a temporary name beside the old one, brought to the disk, and then the two exchange their
+names in one step (`renameat2` with RENAME_EXCHANGE, Linux). Where a file system cannot do that, the old folder steps
+aside to `.NAME.previous`, the new one takes its name, and the old one is removed: whoever reads between the first two
+steps finds the whole old folder there (`find_folder`), and the next write puts it back.
+
+A folder in the making is locked by who makes it. What lies about unlocked belongs to a process that was killed, and
+the next write removes it. Only files of a checkpoint's own names are ever removed.
+"""
+
+import ctypes
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks; leftovers stay there
+    fcntl = None
+
+__all__ = ["MEMBERS", "find_folder", "replace_folder", "sync_file"]
+
+MEMBERS = ("model.safetensors", "plan.json", "run.json")
+"""What a checkpoint consists of; nothing else is ever removed."""
+
+RENAME_EXCHANGE = 2
+AT_FDCWD = -100
+CANNOT_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM}
+
+
+def replace_folder(target: Path, fill: Callable[[Path], object]) -> None:
+    """Let `fill` make the files of a new folder, then give it the name `target` at once.
+
+    Raises:
+        OSError: the disk is full, or may not be written to; `target` is as it was, and nothing is left behind.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _heal(target)
+    with _locked_folder(target) as folder:
+        try:
+            fill(folder)
+            _sync_folder(folder)
+            _take_name(folder, target)
+            _sync_folder(target.parent)
+        finally:
+            _remove(folder)
+
+
+def find_folder(target: Path) -> Path:
+    """`target`, or where its predecessor waits if a write was interrupted between its two steps."""
+    aside = _aside(target)
+    return aside if not target.exists() and aside.is_dir() else target
+
+
+def sync_file(stream: Any) -> None:
+    """Wait until what was written to an open file is on the disk."""
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+@contextmanager
+def _locked_folder(target: Path) -> Iterator[Path]:
+    while True:
+        folder = target.with_name(f".{target.name}.saving-{token_hex(6)}")
+        folder.mkdir()
+        if fcntl is None:
+            yield folder
+            return
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # file systems without locks
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if not folder.exists():  # taken for a leftover before it was locked
+                continue
+            yield folder
+            return
+        finally:
+            os.close(handle)
+
+
+def _heal(target: Path) -> None:
+    """Put back or remove what an interrupted write has left."""
+    aside = _aside(target)
+    if aside.is_dir():
+        if target.exists():
+            _remove(aside)
+        else:
+            aside.rename(target)
+    if fcntl is None:
+        return
+    for folder in target.parent.glob(f".{_escaped(target.name)}.saving-*"):
+        with suppress(OSError):  # somebody else's, or gone already
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(folder)
+            finally:
+                os.close(handle)
+
+
+def _take_name(folder: Path, target: Path) -> None:
+    """The new folder under the name of the old one; the old one, if any, is left under the name of the new."""
+    try:
+        folder.rename(target)  # also onto an empty folder
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EACCES, errno.EPERM):
+            raise
+        if not target.is_dir():
+            raise
+    else:
+        return
+    if _exchange(folder, target):
+        return
+    aside = _aside(target)
+    target.rename(aside)
+    try:
+        folder.rename(target)
+    except OSError:
+        aside.rename(target)
+        raise
+    _sync_folder(target.parent)
+    _remove(aside)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two folders swap names in one step; false where the system cannot."""
+    call = _renameat2()
+    if call is None:
+        return False
+    if call(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in CANNOT_EXCHANGE:
+        return False
+    raise OSError(number, os.strerror(number), str(other))
+
+
+@cache
+def _renameat2() -> Any:
+    try:
+        call = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError, TypeError):
+        return None
+    call.argtypes = (
+        ctypes.c_int,
+        ctypes.c_char_p,
+        ctypes.c_int,
+        ctypes.c_char_p,
+        ctypes.c_uint,
+    )
+    return call
+
+
+def _remove(folder: Path) -> None:
+    """Remove a checkpoint's files and its folder; what somebody else has put there stays, and the folder with it."""
+    with suppress(OSError):
+        for name in MEMBERS:
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def _aside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.previous")
+
+
+def _escaped(name: str) -> str:
+    """A name as a pattern that fits only itself."""
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name == "nt":  # folders cannot be opened there
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

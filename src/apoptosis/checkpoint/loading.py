@@ -1,0 +1,175 @@
+"""`load` and `read_run`: what a checkpoint holds, once it is known to be what was saved.
+
+Nothing is trusted before its checksum has been compared: `run.json` vouches for itself and for the two other files. A
+header of `model.safetensors` that says anything is never acted upon.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from apoptosis.checkpoint.folders import MEMBERS, find_folder
+from apoptosis.checkpoint.rebuilding import rebuild
+from apoptosis.checkpoint.record import SavedRun, parse_run
+from apoptosis.checkpoint.weights import read_weights
+from apoptosis.errors import CheckpointError, PlanMismatchError
+from apoptosis.structure import Plan
+
+__all__ = ["load", "read_run"]
+
+TRIES = 5
+"""As often a checkpoint may be replaced by another process while it is being read."""
+
+
+@dataclass(frozen=True)
+class _Content:
+    run: SavedRun
+    plan: Plan
+    weights: dict[str, Tensor]
+
+
+def load(
+    path: str | os.PathLike[str],
+    dense: Callable[[], nn.Module] | nn.Module,
+    *,
+    example_inputs: Any = None,
+) -> nn.Module:
+    """The small network of a checkpoint, in eval mode, exactly as it was saved.
+
+    Args:
+        path: the folder that `save` has written.
+        dense: makes the dense network, or is one; its numbers do not matter, and it is not changed. Made on the meta
+            device (`with torch.device("meta")`) it takes no memory, if all its buffers are persistent.
+        example_inputs: for a network delivered as a program, which is traced again: what to trace it on. Zeros of the
+            recorded shapes unless given.
+
+    Returns:
+        A network of the dense one's class, or a program, as the plan says.
+
+    Raises:
+        CheckpointError: this is no checkpoint, it is damaged, or it is one of another network.
+
+    >>> import tempfile
+    >>> from torch import nn, zeros
+    >>> from apoptosis.checkpoint import save
+    >>> from apoptosis.records import Outcome
+    >>> from apoptosis.structure import cut, trace
+    >>> def make():
+    ...     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> net = make()
+    >>> plan = trace(net, zeros(1, 4)).plan({"0": [0, 2, 5]})
+    >>> load(save(tempfile.mkdtemp(), Outcome(cut(net, plan), plan)), dense=make)[2]
+    Linear(in_features=3, out_features=2, bias=True)
+    """
+    content = _while_it_stays(Path(path).expanduser(), _read)
+    return rebuild(_made(dense), content.plan, content.run, content.weights, example_inputs)
+
+
+def read_run(path: str | os.PathLike[str]) -> SavedRun:
+    """What a checkpoint tells without its network: settings, history, what was spent, versions, shapes.
+
+    Raises:
+        CheckpointError: this is no checkpoint, or its record is damaged. The other files are not looked at.
+    """
+    return _while_it_stays(Path(path).expanduser(), _read_record)
+
+
+def _while_it_stays(path: Path, read: Callable[[Path], Any]) -> Any:
+    """Read a folder; once more if somebody has put another in its place meanwhile."""
+    for tries_left in reversed(range(TRIES)):
+        folder = find_folder(path)
+        before = _identity(folder)
+        try:
+            return read(folder)
+        except CheckpointError:
+            if not tries_left or _identity(find_folder(path)) == before:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _read(folder: Path) -> _Content:
+    run = _read_record(folder)
+    for name in MEMBERS[:2]:
+        _check_file(folder / name, run)
+    try:
+        plan = Plan.from_json((folder / "plan.json").read_text(encoding="utf-8"))
+    except (PlanMismatchError, UnicodeDecodeError, OSError) as error:
+        raise CheckpointError(f"{folder / 'plan.json'} cannot be read. {error}") from error
+    return _Content(run, plan, read_weights(folder / "model.safetensors", run.tensors))
+
+
+def _read_record(folder: Path) -> SavedRun:
+    if not folder.exists():
+        raise CheckpointError(
+            f"There is no checkpoint at {folder}: no such folder. Give the folder that `save` has written."
+        )
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder} is a file; a checkpoint is a folder with {', '.join(MEMBERS)}. Give the folder."
+        )
+    path = folder / "run.json"
+    try:
+        return parse_run(path.read_bytes(), path)
+    except OSError as error:
+        raise CheckpointError(_why_unreadable(path, error)) from error
+
+
+def _check_file(path: Path, run: SavedRun) -> None:
+    expected = run.files.get(path.name)
+    if expected is None:
+        raise CheckpointError(f"run.json says nothing of {path}. Save the checkpoint again.")
+    try:
+        with path.open("rb") as stream:
+            found = os.fstat(stream.fileno()).st_size
+            if found != expected.bytes:
+                raise CheckpointError(
+                    f"{path} has {found:,} bytes and had {expected.bytes:,} when it was saved: it was cut short or "
+                    "changed. Take another copy of the checkpoint, or save it again."
+                )
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(_why_unreadable(path, error)) from error
+    if digest != expected.sha256:
+        raise CheckpointError(
+            f"{path} was changed after it was saved: its checksum is {digest[:12]}… and was {expected.sha256[:12]}…. "
+            "Take another copy of the checkpoint, or save it again."
+        )
+
+
+def _why_unreadable(path: Path, error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return (
+            f"{path.parent} has no {path.name}: it is no checkpoint of apoptosis, or not a whole one. A checkpoint is "
+            f"a folder with {', '.join(MEMBERS)}."
+        )
+    return f"{path} cannot be read: {error}. Give a checkpoint that may be read."
+
+
+def _made(dense: Any) -> nn.Module:
+    if isinstance(dense, nn.Module):
+        return dense
+    if callable(dense):
+        with torch.random.fork_rng(devices=[]):  # weights drawn here are thrown away
+            made = dense()
+        if isinstance(made, nn.Module):
+            return made
+        raise CheckpointError(
+            f"`dense` was called and gave a {type(made).__name__}. It must make the dense network, a torch.nn.Module."
+        )
+    raise CheckpointError(
+        f"`dense` is a {type(dense).__name__}. Give the dense network, or a function without arguments that makes it."
+    )

@@ -1,0 +1,184 @@
+"""`save`: a pruned network and its history into a folder, all at once or not at all."""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from apoptosis.checkpoint.folders import MEMBERS, replace_folder, sync_file
+from apoptosis.checkpoint.inputs import describe
+from apoptosis.checkpoint.record import FileSum, SavedRun, present_versions, run_as_json
+from apoptosis.checkpoint.weights import (
+    Held,
+    dtype_name,
+    held_tensors,
+    num_bytes,
+    write_weights,
+)
+from apoptosis.errors import CheckpointError
+from apoptosis.records import Outcome
+from apoptosis.structure import CutProgram, Plan, model_tensors
+
+__all__ = ["program_digest", "save"]
+
+
+def save(path: str | os.PathLike[str], outcome: Outcome) -> Path:
+    """Write a checkpoint: a folder with `model.safetensors`, `plan.json` and `run.json`.
+
+    A checkpoint that stands there already is replaced in one step: at every moment, and after any interruption, the
+    folder is the whole old one or the whole new one.
+
+    Args:
+        path: the folder; `~` is the home folder. A folder with other files in it is refused.
+        outcome: what to save. It is not changed.
+
+    Returns:
+        The folder.
+
+    Raises:
+        CheckpointError: the outcome cannot be saved, or the folder not be written; what was there is as it was.
+
+    >>> import tempfile
+    >>> from torch import nn, zeros
+    >>> from apoptosis.structure import cut, trace
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> plan = trace(net, zeros(1, 4)).plan({"0": [0, 2, 5]})
+    >>> folder = save(tempfile.mkdtemp(), Outcome(cut(net, plan), plan, example_inputs=zeros(1, 4)))
+    >>> sorted(file.name for file in folder.iterdir())
+    ['model.safetensors', 'plan.json', 'run.json']
+    """
+    target = Path(path).expanduser()
+    tensors = held_tensors(outcome.model)
+    _check_fits_plan(tensors, outcome.plan)
+    plan = outcome.plan.to_json().encode()
+    run = _described(outcome, tensors, plan)
+    needed = num_bytes(tensors) + len(plan) + len(run_as_json(run))
+    real = target.resolve()  # a link stays a link
+    try:
+        _check_may_be_replaced(real)
+        replace_folder(real, lambda folder: _fill(folder, tensors, plan, run))
+    except OSError as error:
+        raise CheckpointError(_why_not_written(real, needed, error)) from error
+    return target
+
+
+def program_digest(model: nn.Module) -> str | None:
+    """Names the operations of a rewritten program, wherever it runs; None for other modules."""
+    if not isinstance(model, CutProgram):
+        return None
+    text = model._graph.python_code("self", verbose=False).src
+    return hashlib.sha256(
+        re.sub(r"device\(type='\w+'(, index=\d+)?\)", "", text).encode()
+    ).hexdigest()
+
+
+def _described(outcome: Outcome, tensors: dict[Held, Tensor], plan: bytes) -> SavedRun:
+    saved = {name for held in tensors for name in held.names}
+    return SavedRun(
+        settings=outcome.settings,
+        history=outcome.history,
+        spent=outcome.spent,
+        versions=present_versions(),
+        delivery=outcome.plan.delivery,
+        tensors=tuple(tensors),
+        other_dtypes={
+            name: dtype_name(tensor.dtype)
+            for name, tensor in model_tensors(outcome.model).items()
+            if name not in saved
+        },
+        extra_state=_extra_state(outcome.model),
+        example=describe(outcome.example_inputs),
+        program=program_digest(outcome.model),
+        files={
+            "model.safetensors": FileSum(num_bytes(tensors), "0" * 64),
+            "plan.json": FileSum(len(plan), hashlib.sha256(plan).hexdigest()),
+        },
+    )
+
+
+def _fill(folder: Path, tensors: dict[Held, Tensor], plan: bytes, run: SavedRun) -> None:
+    written = write_weights(folder / "model.safetensors", tensors)
+    _write(folder / "plan.json", plan)
+    sums = dict(run.files) | {"model.safetensors": FileSum(num_bytes(tensors), written)}
+    _write(folder / "run.json", run_as_json(replace(run, files=sums)).encode())
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("xb") as stream:
+        stream.write(data)
+        sync_file(stream)
+
+
+def _check_fits_plan(tensors: dict[Held, Tensor], plan: Plan) -> None:
+    shapes = {name: held.shape for held in tensors for name in held.names}
+    for cut in plan.tensors:
+        for name in cut.names:
+            if shapes.get(name, cut.new_shape) != cut.new_shape:
+                raise CheckpointError(
+                    f"The plan makes {name!r} {cut.new_shape}, but the network's has shape {shapes[name]}: it is not "
+                    "what this plan leads to. Save the network with the plan that cut it (several cuts: "
+                    "`first.then(second)`). Nothing was written."
+                )
+
+
+def _extra_state(model: nn.Module) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        if name.rpartition(".")[2] != "_extra_state" or isinstance(value, Tensor):
+            continue
+        try:
+            kept = json.loads(json.dumps(value, allow_nan=False))
+            same = kept == value
+        except (TypeError, ValueError, RecursionError):
+            kept, same = None, False
+        if not same:
+            raise CheckpointError(
+                f"Extra state {name!r} ({type(value).__name__}) is no plain JSON value, and checkpoints hold no "
+                "pickles. Let `get_extra_state` give texts, numbers, lists and dicts with texts as keys, or hold "
+                "tensors as buffers. Nothing was written."
+            )
+        found[name] = kept
+    return found
+
+
+def _check_may_be_replaced(target: Path) -> None:
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise CheckpointError(f"{target} is a file; a checkpoint is a folder. Give another name.")
+    names = {item.name for item in target.iterdir()}
+    foreign = sorted(names - set(MEMBERS))
+    if foreign or (names and "run.json" not in names):
+        what = f"holds {foreign[0]!r}" if foreign else f"has {sorted(names)[0]!r} and no run.json"
+        raise CheckpointError(
+            f"{target} {what}: it is no checkpoint, and saving would remove what it holds. Give the name of a folder "
+            "that does not exist yet, or of a checkpoint."
+        )
+
+
+def _why_not_written(target: Path, needed: int, error: OSError) -> str:
+    kept = "What was there before is as it was, and nothing is left of the attempt."
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return (
+            f"{target} could not be written: {error}. {kept} Give a place that may be written to."
+        )
+    free = _or_none(lambda: shutil.disk_usage(target.parent).free)
+    return (
+        f"{target} could not be written: {error.strerror}. The checkpoint takes {needed:,} bytes"
+        f"{'' if free is None else f'; {free:,} are free'}. {kept} Make room, or save elsewhere."
+    )
+
+
+def _or_none(ask: Callable[[], int]) -> int | None:
+    try:
+        return ask()
+    except OSError:
+        return None

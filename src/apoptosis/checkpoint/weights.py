@@ -1,0 +1,208 @@
+"""Tensors of a network as one safetensors file, and back, bit for bit.
+
+A tensor that a network holds under several names is stored once, under the first of them. The file has numbers in plain
+order; how they lay in memory (channels last, transposed) stands in the `Held` of the record, for kernels are chosen by
+it and round differently. Writing goes tensor by tensor, so that nothing is held twice.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from apoptosis.checkpoint.folders import sync_file
+from apoptosis.errors import CheckpointError
+from apoptosis.structure import model_tensors
+
+__all__ = [
+    "DTYPES",
+    "Held",
+    "dtype_name",
+    "held_tensors",
+    "num_bytes",
+    "read_weights",
+    "write_weights",
+]
+
+CHUNK_BYTES = 2**26
+
+
+@dataclass(frozen=True)
+class Held:
+    """One tensor of the network: every name it has, and what a file of numbers does not tell."""
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    requires_grad: bool
+    strides: tuple[int, ...] | None = None
+    """How it lies in memory, where that is not the plain order."""
+
+    @property
+    def bytes(self) -> int:
+        """What its numbers take."""
+        return prod(self.shape) * DTYPES[self.dtype].itemsize
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Such as `float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def held_tensors(model: nn.Module) -> dict[Held, Tensor]:
+    """What of a network is saved: its parameters and persistent buffers, each once.
+
+    Raises:
+        CheckpointError: the network holds something that has no numbers, or that cannot be written.
+    """
+    known, names = model_tensors(model), dict[int, list[str]]()
+    for name, item in model.state_dict(keep_vars=True).items():
+        if not isinstance(item, Tensor) and name.rpartition(".")[2] == "_extra_state":
+            continue
+        _check_can_be_saved(name, item, known)
+        names.setdefault(id(known[name]), []).append(name)
+    found: dict[Held, Tensor] = {}
+    # The widest numbers first: so each stands in the file at a multiple of its width.
+    for own in sorted(names.values(), key=lambda own: -known[own[0]].dtype.itemsize):
+        tensor = known[own[0]]
+        held = Held(
+            tuple(own),
+            tuple(tensor.shape),
+            dtype_name(tensor.dtype),
+            tensor.requires_grad,
+            _odd_strides(tensor),
+        )
+        found[held] = tensor.detach()
+    return found
+
+
+def num_bytes(tensors: Mapping[Held, Tensor]) -> int:
+    """How long the file of these tensors is."""
+    return len(_header(tensors)) + sum(held.bytes for held in tensors)
+
+
+def write_weights(path: Path, tensors: Mapping[Held, Tensor]) -> str:
+    """Write the file, wait for the disk, and return its sha256."""
+    digest = hashlib.sha256()
+    with path.open("xb") as stream:
+        _write(stream, digest, _header(tensors))
+        for tensor in tensors.values():
+            flat = tensor.resolve_conj().cpu().contiguous().reshape(-1)
+            numbers: Any = flat.view(torch.uint8).numpy().data if flat.numel() else b""
+            for start in range(0, len(numbers), CHUNK_BYTES):
+                _write(stream, digest, numbers[start : start + CHUNK_BYTES])
+        sync_file(stream)
+    return digest.hexdigest()
+
+
+def read_weights(path: Path, tensors: tuple[Held, ...]) -> dict[str, Tensor]:
+    """The numbers by the first name of each tensor, laid out as they were; the file is known to be unchanged.
+
+    Raises:
+        CheckpointError: the file holds other tensors than these.
+    """
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            found = set(file.keys())
+            for name in sorted(found ^ {held.names[0] for held in tensors}):
+                raise CheckpointError(
+                    f"{path}: tensor {name!r} stands in {'the file' if name in found else 'run.json'} alone. "
+                    "The files of this checkpoint were not written together; save it again."
+                )
+            return {
+                held.names[0]: _laid_out(file.get_tensor(held.names[0]), held) for held in tensors
+            }
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path} is no file of tensors: {str(error)[:200]}. Save the checkpoint again."
+        ) from error
+
+
+def _write(stream: BinaryIO, digest: Any, part: Any) -> None:
+    stream.write(part)
+    digest.update(part)
+
+
+def _header(tensors: Mapping[Held, Tensor]) -> bytes:
+    """Length, then JSON, filled up with spaces so that numbers begin at a multiple of eight."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for held in tensors:
+        begin, end = end, end + held.bytes
+        code = CODES[DTYPES[held.dtype]]
+        entries[held.names[0]] = {"dtype": code, "shape": held.shape, "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _laid_out(tensor: Tensor, held: Held) -> Tensor:
+    if (tuple(tensor.shape), dtype_name(tensor.dtype)) != (held.shape, held.dtype):
+        raise CheckpointError(
+            f"{held.names[0]!r} is {dtype_name(tensor.dtype)} of shape {tuple(tensor.shape)} in the file of tensors "
+            f"and {held.dtype} of shape {held.shape} in run.json. The files of this checkpoint were not written "
+            "together; save it again."
+        )
+    strides = held.strides or tensor.stride()
+    # In memory of torch's own: what safetensors gives may lie in the mapped file.
+    return torch.empty_strided(held.shape, strides, dtype=tensor.dtype, device="cpu").copy_(tensor)
+
+
+def _odd_strides(tensor: Tensor) -> tuple[int, ...] | None:
+    """Strides that fill memory without gaps in another order than the plain one."""
+    strides, plain = tensor.stride(), torch.empty(tensor.shape, device="meta").stride()
+    dense = fills_memory(tuple(tensor.shape), strides)
+    return strides if dense and strides != plain else None
+
+
+def fills_memory(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether every number has a place of its own and no place is left over."""
+    expected = 1
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return 0 not in shape
+
+
+def _check_can_be_saved(name: str, item: Any, known: Mapping[str, Tensor]) -> None:
+    if name not in known or not isinstance(item, Tensor):
+        raise CheckpointError(
+            f"The network's state has an entry {name!r} ({type(item).__name__}) that is no parameter or buffer. Hold "
+            "it as a buffer, or as extra state (`get_extra_state`) of plain JSON values. Nothing was written."
+        )
+    plain = type(known[name]) in (Tensor, nn.Parameter, nn.Buffer)
+    if not plain or item.layout != torch.strided or item.is_meta or item.dtype not in CODES:
+        what = f"{type(known[name]).__name__}, {item.dtype}, {item.layout}, {item.device}"
+        raise CheckpointError(
+            f"{name!r} ({what}) cannot be saved: checkpoints hold plain dense tensors with numbers, of types "
+            f"{', '.join(DTYPES)}. Convert it first. Nothing was written."
+        )
+
+
+CODES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+}
+"""Names of number types in a safetensors file."""
+
+DTYPES = {dtype_name(dtype): dtype for dtype in CODES}
