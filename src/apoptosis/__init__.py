@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from apoptosis import criteria, errors
+    from apoptosis.checkpoint import load, save
     from apoptosis.criteria import Scores
     from apoptosis.curvature import (
         Curvature,
@@ -39,8 +40,10 @@ __all__ = [
     "cut_optimizer",
     "errors",
     "layer_tangents",
+    "load",
     "paper_terms",
     "reference_product",
+    "save",
     "trace",
     "verify",
     "zero",
@@ -73,8 +76,10 @@ _ROOMS = {
     "cut_optimizer": "structure",
     "errors": "errors",
     "layer_tangents": "curvature",
+    "load": "checkpoint",
     "paper_terms": "curvature",
     "reference_product": "curvature",
+    "save": "checkpoint",
     "trace": "structure",
     "verify": "structure",
     "zero": "structure",
