@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from apoptosis import criteria, errors
     from apoptosis.checkpoint import load, save
-    from apoptosis.criteria import Scores
+    from apoptosis.criteria import Aggregation, Scores, UnitScores, unit_scores
     from apoptosis.curvature import (
         Curvature,
         curvature_product,
@@ -22,17 +22,25 @@ if TYPE_CHECKING:
         paper_terms,
         reference_product,
     )
+    from apoptosis.planning import Budget, Selection, make_plan
+    from apoptosis.records import Outcome
     from apoptosis.structure import Plan, Structure, cut, cut_optimizer, trace, verify, zero
     from apoptosis.task import Task
+    from apoptosis.workflow import prune
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Aggregation",
+    "Budget",
     "Curvature",
+    "Outcome",
     "Plan",
     "Scores",
+    "Selection",
     "Structure",
     "Task",
+    "UnitScores",
     "__version__",
     "criteria",
     "curvature_product",
@@ -41,10 +49,13 @@ __all__ = [
     "errors",
     "layer_tangents",
     "load",
+    "make_plan",
     "paper_terms",
+    "prune",
     "reference_product",
     "save",
     "trace",
+    "unit_scores",
     "verify",
     "zero",
 ]
@@ -65,11 +76,16 @@ def __dir__() -> list[str]:
 
 
 _ROOMS = {
+    "Aggregation": "criteria",
+    "Budget": "planning",
     "Curvature": "curvature",
+    "Outcome": "records",
     "Plan": "structure",
     "Scores": "criteria",
+    "Selection": "planning",
     "Structure": "structure",
     "Task": "task",
+    "UnitScores": "criteria",
     "criteria": "criteria",
     "curvature_product": "curvature",
     "cut": "structure",
@@ -77,10 +93,13 @@ _ROOMS = {
     "errors": "errors",
     "layer_tangents": "curvature",
     "load": "checkpoint",
+    "make_plan": "planning",
     "paper_terms": "curvature",
+    "prune": "workflow",
     "reference_product": "curvature",
     "save": "checkpoint",
     "trace": "structure",
+    "unit_scores": "criteria",
     "verify": "structure",
     "zero": "structure",
 }

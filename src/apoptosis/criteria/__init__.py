@@ -9,10 +9,10 @@ from apoptosis.criteria.aggregation import AGGREGATIONS, Aggregation, UnitScores
 from apoptosis.criteria.data_free import magnitude, random
 from apoptosis.criteria.oba import oba
 from apoptosis.criteria.obd import obd
-from apoptosis.criteria.ranking import channel_scores, masking_truth, spearman
+from apoptosis.criteria.ranking import spearman, unit_truth
 from apoptosis.criteria.scores import Scores
 from apoptosis.criteria.table import CRITERIA, Criterion, find_criterion
-from apoptosis.criteria.taylor import taylor
+from apoptosis.criteria.taylor import taylor, taylor_units
 
 __all__ = [
     "AGGREGATIONS",
@@ -21,14 +21,14 @@ __all__ = [
     "Criterion",
     "Scores",
     "UnitScores",
-    "channel_scores",
     "find_criterion",
     "magnitude",
-    "masking_truth",
     "oba",
     "obd",
     "random",
     "spearman",
     "taylor",
+    "taylor_units",
     "unit_scores",
+    "unit_truth",
 ]

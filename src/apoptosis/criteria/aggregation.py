@@ -75,6 +75,7 @@ class UnitScores:
         options: how it was asked.
         count: samples the scores are a mean over; 0 where no data were read.
         missing: groups of which nothing was scored (frozen parameters, say); they are left alone by planning.
+        loss: mean loss of the network over the same samples; None where no data were read.
     """
 
     values: dict[str, Tensor]
@@ -82,6 +83,7 @@ class UnitScores:
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     count: int = 0
     missing: tuple[str, ...] = ()
+    loss: float | None = None
 
 
 def unit_scores(
@@ -118,7 +120,7 @@ def unit_scores(
         else:
             missing.append(group.name)
     options = {**scores.options, "aggregation": asdict(how)}
-    return UnitScores(values, scores.criterion, options, scores.count, tuple(missing))
+    return UnitScores(values, scores.criterion, options, scores.count, tuple(missing), scores.loss)
 
 
 def normalised(values: Tensor, normaliser: str) -> Tensor:

@@ -61,4 +61,5 @@ def oba(
         found.count,
         found.fallbacks,
         found.unreached,
+        found.loss,
     )

@@ -62,4 +62,4 @@ def obd(  # noqa: PLR0913 - three diagonals, each with its own dial
             options = {"diagonal": diagonal, "probes": probes, "seed": seed}
     parameters = trainable(model)
     values = {name: 0.5 * parameters[name] ** 2 * h for name, h in found.product.items()}
-    return Scores(values, "obd", options, found.count, found.fallbacks, found.unreached)
+    return Scores(values, "obd", options, found.count, found.fallbacks, found.unreached, found.loss)

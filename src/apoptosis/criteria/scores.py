@@ -22,6 +22,7 @@ class Scores:
         count: samples the scores are a mean over; 0 where no data were read.
         fallbacks: operations that took the engine's generic path, and how often.
         unreached: parameters that the outputs do not depend on; they score 0.
+        loss: mean loss of the network over the same samples; None where no data were read.
     """
 
     values: dict[str, Tensor]
@@ -30,6 +31,7 @@ class Scores:
     count: int = 0
     fallbacks: Mapping[str, int] = field(default_factory=dict[str, int])
     unreached: tuple[str, ...] = ()
+    loss: float | None = None
 
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:

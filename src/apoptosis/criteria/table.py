@@ -1,18 +1,26 @@
 """The table of criteria: what the command line, the documentation and the tests know them by."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
 from torch import nn
 
+from apoptosis.criteria.aggregation import (
+    Aggregation,
+    UnitScores,
+    find_aggregation,
+    normalised,
+    unit_scores,
+)
 from apoptosis.criteria.data_free import magnitude, random
 from apoptosis.criteria.oba import oba
 from apoptosis.criteria.obd import obd
 from apoptosis.criteria.scores import Scores
-from apoptosis.criteria.taylor import taylor
+from apoptosis.criteria.taylor import taylor, taylor_units
 from apoptosis.errors import ConfigError
+from apoptosis.structure import Structure
 from apoptosis.task import Batch, Task
 
 __all__ = ["CRITERIA", "Criterion", "find_criterion"]
@@ -20,11 +28,41 @@ __all__ = ["CRITERIA", "Criterion", "find_criterion"]
 
 @dataclass(frozen=True)
 class Criterion:
-    """A criterion with its options settled."""
+    """A criterion with its options settled: of parameters, which are gathered into units, or of units themselves."""
 
     name: str
     summary: str
-    score: Callable[[nn.Module, Iterable[Batch], Task | None], Scores]
+    score: Callable[[nn.Module, Iterable[Batch], Task | None], Scores] | None = None
+    score_units: (
+        Callable[[nn.Module, Structure, Iterable[Batch], Task | None], UnitScores] | None
+    ) = None
+    aggregation: Aggregation = Aggregation()
+    """How its scores are gathered unless one says otherwise."""
+
+    def units(
+        self,
+        model: nn.Module,
+        structure: Structure,
+        batches: Iterable[Batch],
+        task: Task | None = None,
+        aggregation: Aggregation | str | None = None,
+    ) -> UnitScores:
+        """Score the units of a model; `aggregation` is the criterion's own unless given."""
+        if self.score is not None:
+            scores = self.score(model, batches, task)
+            found = unit_scores(scores, structure, self.gathered(aggregation))
+        else:
+            assert self.score_units is not None, "a criterion scores one or the other"
+            found = self.score_units(model, structure, batches, task)
+            if aggregation is not None:
+                how = find_aggregation(aggregation).normalise
+                values = {name: normalised(own, how) for name, own in found.values.items()}
+                found = replace(found, values=values)
+        return replace(found, criterion=self.name)
+
+    def gathered(self, aggregation: Aggregation | str | None) -> Aggregation:
+        """The aggregation asked for, or its own."""
+        return self.aggregation if aggregation is None else find_aggregation(aggregation)
 
 
 _ENTRIES = (
@@ -35,6 +73,16 @@ _ENTRIES = (
     Criterion("oba-hessian", "θ ⊙ Hθ, the Hessian of the loss", partial(oba, kind="hessian")),
     Criterion("oba-ggn", "θ ⊙ Hθ, Gauss-Newton", partial(oba, kind="ggn")),
     Criterion("taylor", "θ ⊙ g", taylor),
+    Criterion(
+        "taylor-gate",
+        "|∂L/∂γ| of a factor γ on each unit",
+        score_units=partial(taylor_units, form="gate"),
+    ),
+    Criterion(
+        "taylor-activation",
+        "mean over samples of |mean over positions of a ⊙ ∂ℓ/∂a|",
+        score_units=partial(taylor_units, form="activation"),
+    ),
     Criterion("obd-hessian", "½ θ² diag H, by Hutchinson", partial(obd, diagonal="hessian")),
     Criterion("obd-ggn", "½ θ² diag of Gauss-Newton, by Hutchinson", partial(obd, diagonal="ggn")),
     Criterion(

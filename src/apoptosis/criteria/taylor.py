@@ -1,19 +1,34 @@
-"""First-order Taylor: θ ⊙ g, with g the gradient of the mean loss over all samples.
+"""First-order Taylor, in three forms; g is the gradient of the mean loss over all samples.
 
-Removing weight q changes the loss by −θ_q g_q to first order. On a chain of bias-free ReLU layers OBA's score is this
-one times the number of layers less one.
+- *Weights*: θ ⊙ g. Removing weight q changes the loss by −θ_q g_q to first order. On a chain of bias-free ReLU layers
+  OBA's score is this one times the number of layers less one.
+- *Gates*: |∂L/∂γ_u| for a factor γ_u = 1 on all that is read of unit u; removing the unit is γ_u → 0. With a the unit's
+  activations where its consumers read them, it is |Σ a ⊙ ∂L/∂a|, over positions, samples and consumers.
+- *Activations* (Molchanov et al. 2016): the mean over samples of |mean over positions of a ⊙ ∂ℓ/∂a|. Contributions of
+  different samples do not cancel.
+
+Gates stand at the inputs of the modules that read a unit, each differentiated by itself: for a linear consumer the
+gate's derivative is Σ θ ⊙ g over its columns, exactly. Where no module reads the unit (queries and keys of attention
+meet in a product) they stand at the outputs of the modules that make it, halved for `qk_dim`, of which both factors of
+the product carry one.
 """
 
 from collections.abc import Iterable
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from apoptosis.criteria.aggregation import UnitScores
 from apoptosis.criteria.scores import Scores, trainable
-from apoptosis.curvature import mean_gradient
+from apoptosis.curvature import Place, Seen, mean_gradient, visit_activations
+from apoptosis.errors import ConfigError, ModelError
 from apoptosis.modes import in_eval_mode
+from apoptosis.structure import Group, Site, Structure
 from apoptosis.task import Batch, Task
 
-__all__ = ["taylor"]
+__all__ = ["gate_sites", "taylor", "taylor_units"]
+
+FORMS = ("gate", "activation")
 
 
 def taylor(
@@ -28,4 +43,95 @@ def taylor(
         found = mean_gradient(model, batches, task, micro_batch=micro_batch)
     parameters = trainable(model)
     values = {name: parameters[name] * gradient for name, gradient in found.product.items()}
-    return Scores(values, "taylor", {}, found.count, unreached=found.unreached)
+    return Scores(values, "taylor", {}, found.count, unreached=found.unreached, loss=found.loss)
+
+
+def taylor_units(
+    model: nn.Module,
+    structure: Structure,
+    batches: Iterable[Batch],
+    task: Task | None = None,
+    *,
+    form: str = "gate",
+    micro_batch: int | None = None,
+) -> UnitScores:
+    """First-order Taylor of whole units, on the activations that carry them, in eval mode.
+
+    Args:
+        model: the one that `structure` describes, as modules; nothing of it changes.
+        structure: its groups and their sites.
+        batches: data to score on; the first dimension of activations is the sample's in the `activation` form.
+        task: what a batch is and what its loss is; classification unless said.
+        form: `gate` or `activation`.
+        micro_batch: at most so many samples at once, to bound memory.
+
+    Returns:
+        Scores of every group that has a site to put gates on; the others are `missing`.
+
+    Raises:
+        ConfigError: no such form.
+        ModelError: no group has such a site.
+    """
+    if form not in FORMS:
+        raise ConfigError(f"form={form!r} was asked for; there are {', '.join(FORMS)}.")
+    task = task or Task.classification()
+    sites = {group.name: gate_sites(model, group) for group in structure.groups}
+    gated = [group for group in structure.groups if sites[group.name]]
+    if not gated:
+        raise ModelError(
+            "No module of the model shows a group's units at its input or output, so there is no place for a gate. A "
+            "network delivered as a program has no modules; score it by a criterion of parameters, such as `taylor`."
+        )
+    sums = {group.name: torch.zeros(group.size, dtype=torch.float64) for group in gated}
+
+    def visit(seen: Seen, piece: Batch) -> None:
+        count = task.count(piece)
+        for group in gated:
+            parts = [_by_sample(site, *seen[_place(site)], form) for site in sites[group.name]]
+            each = torch.stack(parts).sum(0) * (0.5 if group.kind == "qk_dim" else 1.0) * count
+            sums[group.name] += (each.abs() if form == "activation" else each).sum(0).cpu()
+
+    places = {_place(site) for group in gated for site in sites[group.name]}
+    with in_eval_mode(model):
+        loss, total = visit_activations(
+            model, batches, task, places, visit, micro_batch=micro_batch
+        )
+    return UnitScores(
+        {name: value.abs() / total for name, value in sums.items()},
+        f"taylor-{form}",
+        {"form": form},
+        total,
+        tuple(name for name, own in sites.items() if not own),
+        loss,
+    )
+
+
+def gate_sites(model: nn.Module, group: Group) -> list[Site]:
+    """Where gates on a group's units stand: where it is read, else where it is made."""
+    names = {id(p): path for path, p in model.named_parameters()}
+    holders: dict[str, set[str]] = {}
+    for path, module in model.named_modules():
+        holders[path] = {names[id(p)] for p in module.parameters(recurse=False) if id(p) in names}
+    for role, side in (("consumer", "input"), ("producer", "output")):
+        tensors = {part.tensor for part in group.slices if part.role == role}
+        found = [
+            s for s in group.sites if s.side == side and tensors & holders.get(s.module, set())
+        ]
+        if found:
+            return found
+    return []
+
+
+def _place(site: Site) -> Place:
+    return Place(site.module, site.call, site.side)
+
+
+def _by_sample(site: Site, activation: Tensor, gradient: Tensor, form: str) -> Tensor:
+    """(samples, units): the sum of a ⊙ ∂L/∂a over all entries of a unit; their mean over positions for activations."""
+    flow = (activation.double() * gradient.double()).movedim(site.dim, -1)
+    indices = torch.as_tensor(site.indices, device=flow.device)
+    if form == "activation":
+        positions = flow[0, ..., 0].numel()
+        by_entry = flow.flatten(1, -2).sum(1) if flow.dim() > 2 else flow
+        return by_entry[:, indices].sum(2) / (positions * indices.shape[1])
+    return flow.flatten(0, -2).sum(0)[indices].sum(1)[None]

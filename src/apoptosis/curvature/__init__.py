@@ -2,9 +2,9 @@
 
 Start with `product.curvature_product`, the fast path, and `switches`, which says what the four kinds are. `reference`
 computes the same in another, slower way and is what the fast path is tested against; `paper` splits the paper's
-product into its terms, `diagonal` and `gradient` are for the criteria that need no more. Below them: `tangents` (the
-mode that carries tangents through a forward), `rules*` (one entry per operation), `fallback` (every other operation),
-`interception`, `calls` and `duals` (how operations and tensors are recognised).
+product into its terms, `diagonal`, `gradient` and `activations` are for the criteria that need no more. Below them:
+`tangents` (the mode that carries tangents through a forward), `rules*` (one entry per operation), `fallback` (every
+other operation), `interception`, `calls` and `duals` (how operations and tensors are recognised).
 
 This room knows models, batches and tasks; it knows nothing of scores, neurons or pruning.
 """
@@ -21,6 +21,7 @@ from apoptosis.curvature import (  # noqa: F401 - importing a family registers i
     rules_product,
     rules_select,
 )
+from apoptosis.curvature.activations import Place, Seen, visit_activations
 from apoptosis.curvature.diagonal import curvature_diagonal
 from apoptosis.curvature.gradient import fisher_diagonal, mean_gradient
 from apoptosis.curvature.paper import PaperTerms, layer_tangents, paper_terms
@@ -35,6 +36,8 @@ __all__ = [
     "RULES",
     "Curvature",
     "PaperTerms",
+    "Place",
+    "Seen",
     "curvature_diagonal",
     "curvature_product",
     "fisher_diagonal",
@@ -42,4 +45,5 @@ __all__ = [
     "mean_gradient",
     "paper_terms",
     "reference_product",
+    "visit_activations",
 ]

@@ -40,6 +40,10 @@ def identify(func: Callable[..., Any]) -> Call:
         return Call("__set__", is_getter=True)
     if isinstance(func, types.FunctionType):
         return Call(name, is_python=True)
+    if isinstance(
+        func, torch._ops.OpOverload
+    ):  # `torch.ops.aten.add.Tensor`: what recorded programs call
+        name = func._schema.name.removeprefix("aten::")
     if name == "__setitem__":
         return Call(name, in_place=True)
     if name.startswith("__") and name.endswith("__"):

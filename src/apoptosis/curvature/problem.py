@@ -26,7 +26,17 @@ from apoptosis.errors import (
 from apoptosis.progress import track
 from apoptosis.task import Batch, Task, tensors_in
 
-__all__ = ["Curvature", "Pass", "Problem", "mean_over", "pose", "start_backward"]
+__all__ = [
+    "Curvature",
+    "Pass",
+    "Problem",
+    "check_devices",
+    "constant",
+    "mean_over",
+    "pieces",
+    "pose",
+    "start_backward",
+]
 
 Tensors = dict[str, Tensor]
 
@@ -177,16 +187,17 @@ def mean_over(
     total = _Total(problem)
     devices = problem.devices
     for batch in track(batches, problem.kind.name):
-        for piece in _pieces(batch, task, micro_batch):
-            _check_devices(piece, devices)
+        for piece in pieces(batch, task, micro_batch):
+            check_devices(piece, devices)
             count = task.count(piece)
             if count == 0:
                 continue
-            total.add(one_pass(_constant(piece)), count)
+            total.add(one_pass(constant(piece)), count)
     return total.mean()
 
 
-def _pieces(batch: Batch, task: Task, micro_batch: int | None) -> Iterable[Batch]:
+def pieces(batch: Batch, task: Task, micro_batch: int | None) -> Iterable[Batch]:
+    """The batch in pieces of at most `micro_batch` samples."""
     if micro_batch is None:
         return [batch]
     if not isinstance(micro_batch, int) or micro_batch < 1:  # pyright: ignore
@@ -196,7 +207,7 @@ def _pieces(batch: Batch, task: Task, micro_batch: int | None) -> Iterable[Batch
     return task.split(batch, micro_batch)
 
 
-def _constant(batch: Batch) -> Batch:
+def constant(batch: Batch) -> Batch:
     """The batch as data: no graph of its own, and usable where gradients are recorded."""
 
     def usable(tensor: Tensor) -> Tensor:
@@ -206,7 +217,8 @@ def _constant(batch: Batch) -> Batch:
     return tree_map_only(Tensor, usable, batch)
 
 
-def _check_devices(batch: Batch, devices: set[torch.device]) -> None:
+def check_devices(batch: Batch, devices: set[torch.device]) -> None:
+    """Refuse a batch that is not where the model is."""
     for tensor in tensors_in(batch):
         if tensor.device not in devices:
             raise DataError(

@@ -6,7 +6,17 @@ into a `Plan`. This room reads scores and structures. It runs no model.
 """
 
 from apoptosis.planning.budget import Budget, spending
-from apoptosis.planning.planner import make_plan
+from apoptosis.planning.limits import Limits, check_reachable, limits_of
+from apoptosis.planning.planner import make_plan, plan_within
 from apoptosis.planning.selection import Selection
 
-__all__ = ["Budget", "Selection", "make_plan", "spending"]
+__all__ = [
+    "Budget",
+    "Limits",
+    "Selection",
+    "check_reachable",
+    "limits_of",
+    "make_plan",
+    "plan_within",
+    "spending",
+]

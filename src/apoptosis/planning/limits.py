@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -9,13 +10,13 @@ from numpy.typing import NDArray
 
 from apoptosis.criteria import UnitScores
 from apoptosis.errors import BudgetError
-from apoptosis.planning.budget import MEASURES, Costing
+from apoptosis.planning.budget import MEASURES, Budget, Costing
 from apoptosis.planning.bundles import Bundle, find_bundles
 from apoptosis.planning.moves import counts_at
 from apoptosis.planning.selection import Selection
 from apoptosis.structure import KINDS, Structure
 
-__all__ = ["Limits", "limits_of", "starting_point", "unreachable"]
+__all__ = ["Limits", "check_reachable", "limits_of", "refuse", "starting_point"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,24 @@ def limits_of(structure: Structure, shares: Mapping[str, float], selection: Sele
     )
 
 
+def check_reachable(
+    structure: Structure, budget: Budget, selection: Selection, units: UnitScores | None = None
+) -> None:
+    """Refuse a budget that cannot be met, before anything is done for it.
+
+    Args:
+        structure: of the network.
+        budget: what may stay.
+        selection: what must stay.
+        units: scores, if there are any yet: groups without are left alone.
+    """
+    limits = limits_of(structure, budget.shares(), selection)
+    units = units or _unscored(structure)
+    lowest = _lowest(structure, units, selection, limits)
+    if any(lowest[name] > most for name, most in limits.allowed.items()):
+        refuse(structure, units, selection, limits)
+
+
 def starting_point(
     structure: Structure, units: UnitScores, selection: Selection, limits: Limits
 ) -> tuple[list[Bundle], NDArray[np.int64]]:
@@ -63,10 +82,14 @@ def starting_point(
     return bundles, np.array(levels, dtype=np.int64)
 
 
-def unreachable(
+def refuse(
     structure: Structure, units: UnitScores, selection: Selection, limits: Limits
-) -> BudgetError:
-    """The error that says how far one gets, and what stands in the way."""
+) -> NoReturn:
+    """Say how far one gets, and what stands in the way.
+
+    Raises:
+        BudgetError: always.
+    """
     lowest = _lowest(structure, units, selection, limits)
     reachable = {name: cost / max(limits.whole[name], 1) for name, cost in lowest.items()}
     asked = {name: most / max(limits.whole[name], 1) for name, most in limits.allowed.items()}
@@ -82,7 +105,7 @@ def unreachable(
     )
     error = BudgetError(f"The budget cannot be met: {told}. {ways}")
     error.reachable = reachable
-    return error
+    raise error
 
 
 def _lowest(
@@ -102,11 +125,7 @@ def _hindrances(
 ) -> Iterator[str]:
     """What each restriction costs: the share that could be reached without it."""
     now = _lowest(structure, units, selection, limits)[measure]
-    scored = replace(
-        units,
-        values={g.name: torch.zeros(g.size, dtype=torch.float64) for g in structure.groups},
-        missing=(),
-    )
+    scored = _unscored(structure)
     inexact = [group.name for group in structure.groups if not group.exact]
     every_kind = replace(selection, kinds=tuple(KINDS))
     relaxed = [
@@ -120,13 +139,19 @@ def _hindrances(
         (f"inexact groups, cut only if `kinds` names them ({_some(inexact)})", every_kind, scored),
     ]
     for what, other, others_units in relaxed:
-        if (other, others_units) == (selection, units):
+        if other == selection and (others_units is units or not units.missing):
             continue
         loosened = limits_of(structure, dict.fromkeys(limits.allowed, 1.0), other)
         cost = _lowest(structure, others_units, other, loosened)[measure]
         if cost < now and (measure != "units" or "kinds" not in what):
             share = cost / max(limits.whole[measure], 1)
             yield f"In the way: {what}; without, {measure}={share:.4g} can be reached."
+
+
+def _unscored(structure: Structure) -> UnitScores:
+    """As if everything were worth nothing."""
+    values = {g.name: torch.zeros(g.size, dtype=torch.float64) for g in structure.groups}
+    return UnitScores(values, "none")
 
 
 def _some(names: tuple[str, ...] | list[str]) -> str:

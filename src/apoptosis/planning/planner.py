@@ -8,7 +8,7 @@ from apoptosis.criteria import UnitScores
 from apoptosis.errors import NonFiniteError, PlanMismatchError
 from apoptosis.planning.budget import Budget, Costing
 from apoptosis.planning.bundles import order_of
-from apoptosis.planning.limits import Limits, limits_of, starting_point, unreachable
+from apoptosis.planning.limits import Limits, limits_of, refuse, starting_point
 from apoptosis.planning.moves import counts_at, spend
 from apoptosis.planning.selection import Selection
 from apoptosis.structure import Plan, Structure
@@ -60,7 +60,7 @@ def plan_within(
     bundles, levels = starting_point(structure, units, selection, limits)
     deepest = np.array([bundle.last for bundle in bundles], dtype=np.int64)
     if costing.excess(counts_at(bundles, deepest, sizes)) > 0:
-        raise unreachable(structure, units, selection, limits)
+        refuse(structure, units, selection, limits)
     levels = spend(bundles, costing, selection, levels, sizes)
     kept: dict[str, NDArray[np.int64]] = {}
     for bundle, level in zip(bundles, levels, strict=True):

@@ -32,15 +32,10 @@ class Slice:
     @cached_property
     def indices(self) -> Indices:
         """(units, entries per unit)."""
-        columns = coordinates(self._expr, self._axis, self._sizes)
-        owner, place = np.concatenate(columns), np.tile(np.arange(len(columns[0])), len(columns))
-        owned = owner >= 0
-        order = np.argsort(owner[owned], kind="stable")
-        size = self._sizes.get(self._axis, self._axis.size)
-        return np.sort(place[owned][order].reshape(size, -1), axis=1)
+        return _entries(self._expr, self._axis, self._sizes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Site:
     """Where a run of the model shows the units: the input or output of a module's call, along `dim`."""
 
@@ -48,6 +43,23 @@ class Site:
     call: int
     side: str
     dim: int
+    _expr: Expr = field(repr=False)
+    _axis: Axis = field(repr=False)
+    _sizes: Mapping[Axis, int] = field(repr=False)
+
+    @cached_property
+    def indices(self) -> Indices:
+        """(units, entries per unit)."""
+        return _entries(self._expr, self._axis, self._sizes)
+
+
+def _entries(expr: Expr, axis: Axis, sizes: Mapping[Axis, int]) -> Indices:
+    """Which positions of a dimension belong to each unit of an axis."""
+    columns = coordinates(expr, axis, sizes)
+    owner, place = np.concatenate(columns), np.tile(np.arange(len(columns[0])), len(columns))
+    owned = owner >= 0
+    order = np.argsort(owner[owned], kind="stable")
+    return np.sort(place[owned][order].reshape(sizes.get(axis, axis.size), -1), axis=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,11 +75,12 @@ class Group:
     size: int
     exact: bool
     inexact_because: str
-    sites: tuple[Site, ...] = field(repr=False)
     smallest: int
     axis: Axis = field(repr=False)
     places: tuple[tuple[str, int, str, Expr], ...] = field(repr=False)
     """Tensor, dimension, role and expression of each slice."""
+    shown: tuple[tuple[str, int, str, int, Expr], ...] = field(repr=False)
+    """Module, call, side, dimension and expression of each site."""
     sizes: Mapping[Axis, int] = field(repr=False)
     """Sizes of the axes that have shrunk already."""
 
@@ -75,6 +88,11 @@ class Group:
     def slices(self) -> tuple[Slice, ...]:
         """Everywhere the units are, tensor by tensor."""
         return tuple(Slice(*place, self.axis, self.sizes) for place in self.places)
+
+    @cached_property
+    def sites(self) -> tuple[Site, ...]:
+        """Everywhere a run shows the units, in the order of the run."""
+        return tuple(Site(*place, self.axis, self.sizes) for place in self.shown)
 
 
 @dataclass(frozen=True)
@@ -119,10 +137,10 @@ def find_groups(analysis: Analysis) -> list[Group]:
             axis.size,
             exact=axis not in inexact,
             inexact_because=inexact.get(axis, ""),
-            sites=tuple(sites.get(axis, ())),
             smallest=2 if axis in floors else 1,
             axis=axis,
             places=tuple(own),
+            shown=tuple(sites.get(axis, ())),
             sizes={},
         )
     return list(groups.values())
@@ -225,8 +243,8 @@ def _roles(analysis: Analysis) -> dict[tuple[Value, int | None, Axis], str]:
     return found
 
 
-def _sites(analysis: Analysis) -> dict[Axis, list[Site]]:
-    found: dict[Axis, list[Site]] = {}
+def _sites(analysis: Analysis) -> dict[Axis, list[tuple[str, int, str, int, Expr]]]:
+    found: dict[Axis, list[tuple[str, int, str, int, Expr]]] = {}
     for call in analysis.program.modules:
         if not call.leaf:
             continue
@@ -235,7 +253,7 @@ def _sites(analysis: Analysis) -> dict[Axis, list[Site]]:
                 continue
             for dim, expr in enumerate(analysis.axes[value]):
                 for axis in dict.fromkeys(a for a in expr.axes() if a.pin is None):
-                    found.setdefault(axis, []).append(Site(call.path, call.index, side, dim))
+                    found.setdefault(axis, []).append((call.path, call.index, side, dim, expr))
     return found
 
 

@@ -1,0 +1,110 @@
+"""Batch norms measure their statistics anew: what reaches them has changed with the cut.
+
+The network runs over the data with its batch norms normalising by the batch, everything else in eval mode, and each
+norm's mean and variance over *all* samples and positions become its running statistics:
+
+    μ = Σx / n,    σ² = (Σx² − n μ²) / (n − 1)        per channel, in float64, whatever the batches' sizes.
+
+Weights stay as they are, and no labels are needed.
+"""
+
+import copy
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from apoptosis.errors import DataError, ModelError
+from apoptosis.modes import in_eval_mode
+from apoptosis.progress import track
+from apoptosis.structure import Plan
+from apoptosis.task import Batch, Task
+
+__all__ = ["batch_norm"]
+
+
+def batch_norm(
+    dense: nn.Module,  # noqa: ARG001 - called like every repair
+    small: nn.Module,
+    plan: Plan,
+    batches: Iterable[Batch],
+    task: Task | None = None,
+) -> nn.Module:
+    """A copy of `small` whose batch norms have the statistics of these data.
+
+    Raises:
+        ModelError: it has no batch norms with statistics, or is a program, whose norms are no modules.
+        DataError: there are no samples, or a batch holds too few to have a variance.
+    """
+    task = task or Task.classification()
+    mended = copy.deepcopy(small)
+    norms = [m for m in mended.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    if not norms:
+        why = (
+            " It was delivered as a program, which has none." if plan.delivery == "program" else ""
+        )
+        raise ModelError(
+            f"Statistics of batch norms were to be measured anew, and {type(small).__name__} has no such module.{why} "
+            "Leave this repair out."
+        )
+    totals = [_Total() for _ in norms]
+    with in_eval_mode(mended), torch.no_grad(), _measuring(norms, totals):
+        for batch in track(batches, "measuring batch norms"):
+            args, kwargs = task.inputs(batch)
+            mended(*args, **kwargs)
+    for norm, total in zip(norms, totals, strict=True):
+        total.write_to_(norm)
+    return mended
+
+
+class _Total:
+    """Sums over samples and positions, per channel."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.sum: Tensor | float = 0.0
+        self.squares: Tensor | float = 0.0
+
+    def add(self, x: Tensor) -> None:
+        by_channel = x.detach().transpose(0, 1).flatten(1).double()
+        self.count += by_channel.shape[1]
+        self.sum = self.sum + by_channel.sum(1)
+        self.squares = self.squares + by_channel.square().sum(1)
+
+    def write_to_(self, norm: _BatchNorm) -> None:
+        if self.count < 2:
+            raise DataError(
+                f"Batch norms were to be measured on {self.count} values per channel; a variance needs at least two. "
+                "Give batches that can be iterated again, such as a list or a DataLoader, with samples in them."
+            )
+        mean = torch.as_tensor(self.sum) / self.count
+        variance = (torch.as_tensor(self.squares) - self.count * mean.square()) / (self.count - 1)
+        assert norm.running_mean is not None, "asked only of norms with statistics"
+        assert norm.running_var is not None, "asked only of norms with statistics"
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_(variance.clamp_min(0))
+
+
+@contextmanager
+def _measuring(norms: list[_BatchNorm], totals: list[_Total]) -> Iterator[None]:
+    """Norms use the batch's statistics inside the block, their own are left alone, and inputs are added up."""
+
+    def adding(total: _Total) -> Any:
+        return lambda _module, args: total.add(args[0])
+
+    handles = [
+        norm.register_forward_pre_hook(adding(total))
+        for norm, total in zip(norms, totals, strict=True)
+    ]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.training, norm.momentum = True, 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum, handle in zip(norms, momenta, handles, strict=True):
+            norm.momentum = momentum
+            handle.remove()

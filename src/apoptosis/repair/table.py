@@ -1,0 +1,27 @@
+"""The table of repairs: what the command line and the tests know them by."""
+
+from collections.abc import Callable, Iterable
+from types import MappingProxyType
+from typing import TypeAlias
+
+from torch import nn
+
+from apoptosis.errors import ConfigError
+from apoptosis.repair.batch_norm import batch_norm
+from apoptosis.structure import Plan
+from apoptosis.task import Batch, Task
+
+__all__ = ["REPAIRS", "Repair", "find_repair"]
+
+Repair: TypeAlias = Callable[[nn.Module, nn.Module, Plan, Iterable[Batch], Task | None], nn.Module]
+
+REPAIRS = MappingProxyType({"batch_norm": batch_norm})
+
+
+def find_repair(asked: "Repair | str") -> Repair:
+    """The repair itself, or the one of that name."""
+    if not isinstance(asked, str):
+        return asked
+    if asked not in REPAIRS:
+        raise ConfigError(f"The repair {asked!r} was asked for; there are {', '.join(REPAIRS)}.")
+    return REPAIRS[asked]

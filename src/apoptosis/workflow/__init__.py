@@ -1,0 +1,8 @@
+"""Whole runs: `prune` takes a network to a budget in many small steps, scored anew at each.
+
+Gets models and data as arguments, returns records.
+"""
+
+from apoptosis.workflow.pruning import DEFAULT_CRITERION, DEFAULT_STEPS, prune
+
+__all__ = ["DEFAULT_CRITERION", "DEFAULT_STEPS", "prune"]

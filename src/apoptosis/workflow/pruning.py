@@ -1,0 +1,179 @@
+"""`prune`: score, remove a few units, score again, until the budget is met.
+
+What a unit is worth depends on who else is there, so scores are taken anew after every small removal. With a share b
+asked for and T steps, step t leaves at most b^(t/T): each step removes the same part of what is there. The model is
+traced once; structures of the networks in between are derived.
+"""
+
+import inspect
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from apoptosis.criteria import Aggregation, Criterion, UnitScores, find_criterion
+from apoptosis.errors import ConfigError, DataError
+from apoptosis.planning import (
+    Budget,
+    Limits,
+    Selection,
+    check_reachable,
+    limits_of,
+    plan_within,
+    spending,
+)
+from apoptosis.progress import track
+from apoptosis.records import Outcome, ScoreSummary, StepRecord
+from apoptosis.repair import Repair, find_repair
+from apoptosis.structure import Plan, Structure, cut, trace
+from apoptosis.task import Batch, Task
+
+__all__ = ["DEFAULT_CRITERION", "DEFAULT_STEPS", "default_selection", "first_sample", "prune"]
+
+DEFAULT_CRITERION = "oba"
+DEFAULT_STEPS = 10
+
+
+def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none must be said
+    model: nn.Module,
+    batches: Iterable[Batch],
+    budget: Budget,
+    task: Task | None = None,
+    *,
+    criterion: Criterion | str = DEFAULT_CRITERION,
+    steps: int = DEFAULT_STEPS,
+    aggregation: Aggregation | str | None = None,
+    selection: Selection | None = None,
+    repair: Iterable[Repair | str] = (),
+    example_inputs: Any = None,
+) -> Outcome:
+    """A smaller network that meets the budget; the given one is untouched.
+
+    Args:
+        model: a trained network.
+        batches: data to score on, read once per step; anything that can be iterated again.
+        budget: what may stay: `Budget(flops=0.5)`.
+        task: what a batch is and what its loss is; classification unless said.
+        criterion: what decides which units go; `apoptosis criteria` lists the names.
+        steps: how often the network is scored and cut.
+        aggregation: how scores of parameters are gathered into units; the criterion's own unless given.
+        selection: how units are ranked, and which are left alone.
+        repair: what to do with the network afterwards, in this order.
+        example_inputs: what to trace the model with; the first sample of the batches unless given. MACs are counted for
+            these.
+
+    Returns:
+        The small network, the plan that leads to it, and a record of every step.
+
+    Raises:
+        BudgetError: the budget cannot be met.
+        ConfigError: an unknown criterion, or less than one step.
+        DataError: there are no batches.
+
+    >>> from apoptosis.data import digits
+    >>> from apoptosis.models import digits_cnn
+    >>> outcome = prune(digits_cnn(), digits().train.batches(400), Budget(flops=0.5), steps=2)
+    >>> [f"{spent.what} {spent.asked:.0%}" for spent in outcome.spent if spent.asked < 1]
+    ['flops 50%']
+    """
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:  # pyright: ignore
+        raise ConfigError(f"steps={steps!r} was asked for; it is a whole number from 1 on.")
+    how = criterion if isinstance(criterion, Criterion) else find_criterion(criterion)
+    repairs = [find_repair(one) for one in repair]
+    task, selection = task or Task.classification(), selection or default_selection(model)
+    example = first_sample(model, batches, task) if example_inputs is None else example_inputs
+    dense = trace(model, example)
+    check_reachable(dense, budget, selection)
+
+    small, plan, structure = model, dense.identity(), dense
+    history: list[StepRecord] = []
+    for step in track(range(1, steps + 1), f"pruning by {how.name}"):
+        start = time.perf_counter()
+        units = how.units(small, structure, batches, task, aggregation)
+        if step == 1:
+            check_reachable(dense, budget, selection, units)
+        part = plan_within(structure, units, *_limits(dense, budget, selection, step / steps))
+        if part.kept:
+            small, structure, plan = cut(small, part), structure.after(part), plan.then(part)
+        history.append(_record(step, units, part, structure, time.perf_counter() - start))
+    small = cut(model, plan) if small is model else small
+    for mend in repairs:
+        small = mend(model, small, plan, batches, task)
+    return Outcome(
+        small,
+        plan,
+        tuple(history),
+        spending(dense, plan, budget, selection),
+        {
+            "criterion": how.name,
+            "aggregation": None if how.score is None else asdict(how.gathered(aggregation)),
+            "budget": budget.shares(),
+            "steps": steps,
+            "selection": asdict(selection),
+            "repair": [getattr(mend, "__name__", str(mend)) for mend in repairs],
+        },
+        example,
+    )
+
+
+def first_sample(model: nn.Module, batches: Iterable[Batch], task: Task) -> Any:
+    """The first sample of the batches, as arguments to trace a model with.
+
+    Raises:
+        DataError: there are no batches, or they can be read only once.
+    """
+    if iter(batches) is batches:
+        raise DataError(
+            f"The batches are a {type(batches).__name__} that can be read only once, and every step reads them. Give a "
+            "list or a DataLoader."
+        )
+    batch = next(iter(batches), None)
+    if batch is None:
+        raise DataError(
+            "There are no batches. Give some, or `example_inputs` to trace the model with if the criterion reads none."
+        )
+    sample = tree_map_only(Tensor, Tensor.clone, next(iter(task.split(batch, 1))))
+    args, kwargs = task.inputs(sample)
+    if args and kwargs:
+        return inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    return kwargs or args
+
+
+def default_selection(model: nn.Module) -> Selection:
+    """Widths in multiples of 8 where a GPU computes in 16 bits: others are slower there than the whole network."""
+    halves = (torch.float16, torch.bfloat16)
+    wants_eights = any(p.is_cuda and p.dtype in halves for p in model.parameters())
+    return Selection(round_to=8 if wants_eights else 1)
+
+
+def _limits(
+    dense: Structure, budget: Budget, selection: Selection, progress: float
+) -> tuple[Selection, Limits]:
+    """What holds at a point on the way: every share s is s^progress there."""
+    shares = {pattern: share**progress for pattern, share in selection.shares.items()}
+    here = replace(selection, shares=shares)
+    asked = {name: share**progress for name, share in budget.shares().items()}
+    return here, limits_of(dense, asked, here)
+
+
+def _record(
+    step: int, units: UnitScores, part: Plan, structure: Structure, seconds: float
+) -> StepRecord:
+    return StepRecord(
+        step=step,
+        loss=units.loss,
+        count=units.count,
+        scores={
+            name: ScoreSummary(float(own.min()), float(own.median()), float(own.max()))
+            for name, own in units.values.items()
+        },
+        removed={name: whole - left for name, (left, whole) in part.counts().items()},
+        left={name: structure[name].size for name in units.values},
+        macs=structure.macs(),
+        params=structure.params(),
+        seconds=seconds,
+    )
