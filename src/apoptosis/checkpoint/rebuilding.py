@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from apoptosis.checkpoint.inputs import zeros_like_description
-from apoptosis.checkpoint.record import SavedRun
+from apoptosis.checkpoint.record import SavedRun, present_versions
 from apoptosis.checkpoint.saving import program_digest
 from apoptosis.errors import ApoptosisError, CheckpointError
 from apoptosis.structure import Plan, copy_with, cut, model_tensors
@@ -51,29 +51,29 @@ def rebuild(
 
 
 def _check_dense(dense: nn.Module, plan: Plan, run: SavedRun) -> None:
+    """Names and shapes of the dense network are those the checkpoint was made from."""
     cuts = {name: cut for cut in plan.tensors for name in cut.names}
+    expected = {n: cuts[n].shape if n in cuts else shape for n, shape in run.shapes.items()}
     found = {n: t for n, t in dense.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
     name = type(dense).__name__
     other = "The checkpoint belongs to another network, or its code has changed: make the one it was pruned from."
-    for tensor, shape in run.shapes.items():
-        expected = cuts[tensor].shape if tensor in cuts else shape
-        if tensor not in found:
-            raise CheckpointError(
-                f"The checkpoint was made from a network with {tensor!r} of shape {expected}; {name} has none. {other}"
-            )
+    for tensor in [tensor for tensor in found if tensor in expected]:
         if is_lazy(found[tensor]):
             raise CheckpointError(
                 f"{tensor!r} of {name} has no shape yet. Run it once before loading."
             )
-        if (own := tuple(found[tensor].shape)) != expected:
-            cut_already = (
-                " This is the size after the cut: give the dense network." if own == shape else ""
-            )
+        if (own := tuple(found[tensor].shape)) != expected[tensor]:
+            cut_already = "This is the size after the cut: give the dense network."
             raise CheckpointError(
-                f"The checkpoint was made from a network whose {tensor!r} has shape {expected}; that of {name} has "
-                f"{own}.{cut_already or f' {other}'}"
+                f"The checkpoint was made from a network whose {tensor!r} has shape {expected[tensor]}; that of {name} "
+                f"has {own}. {cut_already if own == run.shapes[tensor] else other}"
             )
-    for tensor in [tensor for tensor in found if tensor not in run.shapes]:
+    for tensor in [tensor for tensor in expected if tensor not in found]:
+        raise CheckpointError(
+            f"The checkpoint was made from a network with {tensor!r} of shape {expected[tensor]}; {name} has none. "
+            f"{other}"
+        )
+    for tensor in [tensor for tensor in found if tensor not in expected]:
         raise CheckpointError(
             f"{name} has {tensor!r} of shape {tuple(found[tensor].shape)}; the network that the checkpoint was made "
             f"from has none. {other}"
@@ -120,11 +120,14 @@ def _program(dense: nn.Module, plan: Plan, run: SavedRun, example_inputs: Any) -
     if first is None:
         assert failure is not None, "a candidate that gives no program has failed"
         raise failure
-    if example_inputs is None and run.versions.get("torch") == str(torch.__version__):
+    # Other versions may write the same network with other operations.
+    here = present_versions()
+    if all(run.versions.get(name) == here[name] for name in ("torch", "apoptosis")):
+        traced_on = "zeros" if example_inputs is None else "these `example_inputs`"
         raise CheckpointError(
-            "The network was delivered as a program, and traced again, on zeros, it does other operations than it did: "
-            f"{type(dense).__name__} chooses its way by values, or its code has changed. Pass `example_inputs` as they "
-            "were passed to `trace`, and a dense network with its weights."
+            f"The network was delivered as a program, and traced again on {traced_on} it does other operations than it "
+            f"did. Its code has changed, or {type(dense).__name__} chooses its way by values: give the dense network "
+            "with the weights it was pruned with, and `example_inputs` as they were passed to `trace`."
         )
     return first
 
