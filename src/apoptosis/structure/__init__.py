@@ -17,7 +17,7 @@ from apoptosis.structure.kinds import KINDS
 from apoptosis.structure.plan import Plan
 from apoptosis.structure.recording import model_tensors
 from apoptosis.structure.rewriting import CutProgram
-from apoptosis.structure.structure import Structure
+from apoptosis.structure.structure import Structure, fingerprint_of
 from apoptosis.structure.surgery import copy_with, cut_optimizer, zero
 from apoptosis.structure.tracing import trace
 from apoptosis.structure.verification import Verification, verify
@@ -36,6 +36,7 @@ __all__ = [
     "copy_with",
     "cut",
     "cut_optimizer",
+    "fingerprint_of",
     "model_tensors",
     "trace",
     "verify",

@@ -29,7 +29,7 @@ from apoptosis.structure.replay import replay_of
 from apoptosis.structure.rewriting import CutProgram, write_program
 from apoptosis.structure.surgery import cut_module
 
-__all__ = ["Structure"]
+__all__ = ["Structure", "fingerprint_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class Structure:
     @cached_property
     def fingerprint(self) -> str:
         """Names a network of these tensors and shapes."""
-        return _fingerprint(self.shapes)
+        return fingerprint_of(self.shapes)
 
     def __getitem__(self, name: str) -> Group:
         """The group of that name."""
@@ -171,7 +171,7 @@ class Structure:
             delivery="module",
             delivery_because="",
             fingerprint=self.fingerprint,
-            fingerprint_after=_fingerprint(_shapes_after(self.shapes, tensors)),
+            fingerprint_after=fingerprint_of(_shapes_after(self.shapes, tensors)),
             source=self,
         )
         exact = all(self[name].exact for name in units)
@@ -388,7 +388,8 @@ def _shapes_after(
     return shapes | {name: cut.new_shape for cut in cuts for name in cut.names if name in shapes}
 
 
-def _fingerprint(shapes: dict[str, tuple[int, ...]]) -> str:
+def fingerprint_of(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Names a network whose state dict has tensors of these names and shapes."""
     text = ";".join(f"{name}:{tuple(shape)}" for name, shape in sorted(shapes.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
