@@ -3,7 +3,7 @@
     python experiments/narrow_criteria.py choose --device cuda --out experiments/results/narrow_choose.jsonl
     python experiments/narrow_criteria.py report --device cuda --out experiments/results/narrow_report.jsonl
 
-`choose` tries every aggregation and selection for every criterion, scored once on draw 0, judged on test images 0–4,999.
+`choose` tries every aggregation and selection for every criterion, scored once on draw 0, judged on images 0–4,999.
 `report` takes what was chosen, scored on three draws, once and in many steps, judged on test images 5,000–9,999. Every
 network is judged as it was cut and with batch norms measured anew on the scoring images. One line of JSON per network.
 """
@@ -65,9 +65,9 @@ def judged(
     model: nn.Module, small: nn.Module, plan: Plan, data: Cifar, draw: int, half: str
 ) -> dict[str, float]:
     """Loss and accuracy as cut, and with batch norms measured anew."""
-    batches = getattr(data, half)()
+    batches = getattr(data, half)(2500)
     plain = evaluate(small, batches)
-    mended = evaluate(batch_norm(model, small, plan, data.draw(draw)), batches)
+    mended = evaluate(batch_norm(model, small, plan, data.draw(draw, 1000)), batches)
     return {
         "loss": plain.loss,
         "accuracy": plain.metrics["correct"],
