@@ -250,6 +250,19 @@ def test_home_folders(tmp_path, monkeypatch):
     assert read_run("~/runs/half").delivery == "module"
 
 
+def test_a_home_that_nobody_has():
+    with pytest.raises(CheckpointError, match="home directory. Give the whole path"):
+        read_run("~nobody-of-that-name/run")
+
+
+def test_a_link_to_itself(tmp_path):
+    (tmp_path / "run").symlink_to(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="no such folder"):
+        load(tmp_path / "run", dense=Convolutions)
+    with pytest.raises(CheckpointError, match="could not be written"):
+        save(tmp_path / "run", pruned(Convolutions, IMAGES))
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")
 def test_a_folder_that_may_not_be_written(tmp_path):
     (tmp_path / "locked").mkdir(mode=0o500)

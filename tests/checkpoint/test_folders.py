@@ -204,6 +204,13 @@ def test_a_crash_between_the_two_steps(tmp_path, monkeypatch, old, new):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_crash_between_the_two_steps_behind_a_link(tmp_path, old):
+    path = save(tmp_path / "run", old)
+    (tmp_path / "link").symlink_to(path)
+    path.rename(path.with_name(".run.previous"))
+    assert_holds(tmp_path / "link", old)
+
+
 def test_a_crash_after_the_two_steps(tmp_path, old, new):
     path = save(tmp_path / "run", new)
     save(path.with_name(".run.previous"), old)
@@ -253,6 +260,26 @@ def test_what_is_read_while_others_write_is_whole(tmp_path, old, new, way):
         stop.set()
         writer.join()
     assert widths <= {3, 5}
+
+
+def test_many_may_save_at_once(tmp_path, old, new):
+    path, failures = tmp_path / "run", []
+
+    def keep_saving(outcome: Outcome) -> None:
+        try:
+            for _ in range(20):
+                save(path, outcome)
+        except Exception as error:  # noqa: BLE001 - a thread cannot raise
+            failures.append(error)
+
+    writers = [threading.Thread(target=keep_saving, args=(o,)) for o in (old, new, old)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert failures == []
+    assert load(path, dense=Counting).a.out_features in (3, 5)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 SERVER = """

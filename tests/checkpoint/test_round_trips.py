@@ -1,7 +1,6 @@
 """What is saved comes back: number types, memory order, ties, flags, buffers, extra state, records."""
 
 import copy
-import json
 import math
 from dataclasses import replace
 
@@ -13,7 +12,7 @@ import apoptosis as ap
 from apoptosis.checkpoint import load, read_run, save
 from apoptosis.errors import CheckpointError
 from apoptosis.records import Outcome
-from apoptosis.structure import CutProgram, Plan, cut, trace
+from apoptosis.structure import CutProgram, Plan, Structure, cut, trace
 from oracles.checkpoints import assert_same_network
 from oracles.small_networks import Convolutions, Counting, InCode, Tied, pruned, step
 from oracles.untouched import Snapshot
@@ -120,7 +119,7 @@ def test_ties_come_back_even_where_the_dense_network_has_none(tmp_path):
         made.again = copy.deepcopy(made.inner)
         return made
 
-    outcome = pruned(Tied, WORDS, plan=lambda s: empty(s))
+    outcome = pruned(Tied, WORDS, plan=Structure.identity)
     path = save(tmp_path / "run", outcome)
     assert read_run(path).tied == (
         ("table.weight", "out.weight"),
@@ -138,7 +137,7 @@ def test_two_tensors_are_not_put_in_the_place_of_one(tmp_path):
         made.again = nn.Linear(8, 8)
         return made
 
-    path = save(tmp_path / "run", pruned(untied, WORDS, plan=lambda s: empty(s)))
+    path = save(tmp_path / "run", pruned(untied, WORDS, plan=Structure.identity))
     with pytest.raises(CheckpointError, match="was one of its own when it was saved"):
         load(path, dense=Tied)
 
@@ -151,7 +150,7 @@ def test_frozen_parameters_stay_frozen(tmp_path):
 
 
 def test_an_empty_plan(tmp_path):
-    outcome = pruned(Convolutions, IMAGES, plan=lambda s: empty(s))
+    outcome = pruned(Convolutions, IMAGES, plan=Structure.identity)
     found = load(save(tmp_path / "run", outcome), dense=Convolutions)
     assert_same_network(found, outcome.model, IMAGES)
 
@@ -234,6 +233,42 @@ def test_a_model_that_the_plan_does_not_lead_to_is_refused(tmp_path):
         CheckpointError, match=r"The plan makes 'a.weight' \(4, 3, 3, 3\), but .* \(8, 3, 3, 3\)"
     ):
         save(tmp_path / "run", outcome)
+
+
+def test_a_wrapper_around_the_network_is_refused(tmp_path):
+    outcome = pruned(Convolutions, IMAGES, plan=Structure.identity)
+    with pytest.raises(
+        CheckpointError, match=r"Sequential has 11 tensors.*not a wrapper around it"
+    ):
+        save(tmp_path / "run", replace(outcome, model=nn.Sequential(outcome.model)))
+
+
+def test_a_plan_for_a_program_with_a_module(tmp_path):
+    outcome = pruned(InCode, ROWS)
+    stand_in = nn.Module()
+    for name in ("a", "b", "head"):
+        stand_in.add_module(name, outcome.model.get_submodule(name))
+    with pytest.raises(CheckpointError, match="delivered as a program, and Module is none"):
+        save(tmp_path / "run", replace(outcome, model=stand_in))
+
+
+def test_a_network_that_was_loaded_can_be_pruned_and_saved_again(tmp_path):
+    first = save(tmp_path / "first", pruned(Convolutions, IMAGES))
+
+    def small():
+        return load(first, dense=Convolutions)
+
+    outcome = pruned(small, IMAGES, plan=lambda s: s.plan({"a": [0], "b": [1, 2]}))
+    second = save(tmp_path / "second", outcome)
+    assert_same_network(load(second, dense=small), outcome.model, IMAGES)
+
+
+def test_a_program_that_was_loaded_is_cut_further_by_the_structure_of_the_dense_network(tmp_path):
+    path = save(tmp_path / "first", pruned(InCode, ROWS))
+    found, first = load(path, dense=InCode), Plan.from_json((path / "plan.json").read_text())
+    later = trace(InCode(), ROWS).after(first).plan({"b": [1]})
+    outcome = Outcome(cut(found, later), first.then(later), example_inputs=ROWS)
+    assert_same_network(load(save(path, outcome), dense=InCode), outcome.model, ROWS)
 
 
 @pytest.mark.parametrize(
@@ -370,15 +405,3 @@ def test_the_oracle_sees_a_difference(tmp_path):
         found.norm.running_mean[1] += 1e-7
     with pytest.raises(AssertionError, match="norm.running_mean has other numbers"):
         assert_same_network(found, outcome.model, IMAGES)
-
-
-def empty(structure) -> Plan:
-    """A plan that removes nothing, as text would have it."""
-    name = structure.groups[0].name
-    data = json.loads(structure.plan({name: [0, 1]}).to_json())
-    data |= {"tensors": [], "attributes": [], "scalings": [], "attentions": []}
-    data["fingerprint_after"] = data["fingerprint"]
-    data["delivery"] = "module"
-    for group in data["groups"].values():
-        group["kept"] = None
-    return Plan.from_json(json.dumps(data))

@@ -19,12 +19,14 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+from apoptosis.errors import CheckpointError
+
 try:
     import fcntl
 except ImportError:  # Windows has no such locks; leftovers stay there
     fcntl = None
 
-__all__ = ["MEMBERS", "find_folder", "replace_folder", "sync_file"]
+__all__ = ["MEMBERS", "find_folder", "real_folder", "replace_folder", "sync_file"]
 
 MEMBERS = ("model.safetensors", "plan.json", "run.json")
 """What a checkpoint consists of; nothing else is ever removed."""
@@ -50,6 +52,18 @@ def replace_folder(target: Path, fill: Callable[[Path], object]) -> None:
             _sync_folder(target.parent)
         finally:
             _remove(folder)
+
+
+def real_folder(path: str | os.PathLike[str]) -> Path:
+    """Where a path leads: `~` is the home folder, links are followed.
+
+    Raises:
+        CheckpointError: there is no such home.
+    """
+    try:
+        return Path(os.path.realpath(Path(path).expanduser()))
+    except RuntimeError as error:
+        raise CheckpointError(f"{path}: {error} Give the whole path.") from error
 
 
 def find_folder(target: Path) -> Path:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from apoptosis.checkpoint.folders import MEMBERS, find_folder
+from apoptosis.checkpoint.folders import MEMBERS, find_folder, real_folder
 from apoptosis.checkpoint.rebuilding import rebuild
 from apoptosis.checkpoint.record import SavedRun, parse_run
 from apoptosis.checkpoint.weights import read_weights
@@ -68,7 +68,7 @@ def load(
     >>> load(save(tempfile.mkdtemp(), Outcome(cut(net, plan), plan)), dense=make)[2]
     Linear(in_features=3, out_features=2, bias=True)
     """
-    content = _while_it_stays(Path(path).expanduser(), _read)
+    content = _while_it_stays(real_folder(path), _read)
     made = _made(dense)
     on_meta = torch.get_default_device().type == "meta"  # meant for the dense network alone
     with torch.device("cpu") if on_meta else nullcontext():
@@ -81,7 +81,7 @@ def read_run(path: str | os.PathLike[str]) -> SavedRun:
     Raises:
         CheckpointError: this is no checkpoint, or its record is damaged. The other files are not looked at.
     """
-    return _while_it_stays(Path(path).expanduser(), _read_record)
+    return _while_it_stays(real_folder(path), _read_record)
 
 
 def _while_it_stays(path: Path, read: Callable[[Path], Any]) -> Any:

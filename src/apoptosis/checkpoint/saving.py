@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from apoptosis.checkpoint.folders import MEMBERS, replace_folder, sync_file
+from apoptosis.checkpoint.folders import MEMBERS, real_folder, replace_folder, sync_file
 from apoptosis.checkpoint.inputs import describe
 from apoptosis.checkpoint.record import FileSum, SavedRun, present_versions, run_as_json
 from apoptosis.checkpoint.weights import (
@@ -25,7 +25,7 @@ from apoptosis.checkpoint.weights import (
 )
 from apoptosis.errors import CheckpointError
 from apoptosis.records import Outcome
-from apoptosis.structure import CutProgram, Plan, model_tensors
+from apoptosis.structure import CutProgram, Plan, fingerprint_of, model_tensors
 
 __all__ = ["program_digest", "save"]
 
@@ -37,7 +37,7 @@ def save(path: str | os.PathLike[str], outcome: Outcome) -> Path:
     folder is the whole old one or the whole new one.
 
     Args:
-        path: the folder; `~` is the home folder. A folder with other files in it is refused.
+        path: the folder; `~` is the home folder, links stay links. A folder with other files in it is refused.
         outcome: what to save. It is not changed.
 
     Returns:
@@ -55,19 +55,18 @@ def save(path: str | os.PathLike[str], outcome: Outcome) -> Path:
     >>> sorted(file.name for file in folder.iterdir())
     ['model.safetensors', 'plan.json', 'run.json']
     """
-    target = Path(path).expanduser()
+    target = real_folder(path)
     tensors = held_tensors(outcome.model)
-    _check_fits_plan(tensors, outcome.plan)
+    _check_fits_plan(outcome.model, tensors, outcome.plan)
     plan = outcome.plan.to_json().encode()
     run = _described(outcome, tensors, plan)
     needed = num_bytes(tensors) + len(plan) + len(run_as_json(run))
-    real = target.resolve()  # a link stays a link
     try:
-        _check_may_be_replaced(real)
-        replace_folder(real, lambda folder: _fill(folder, tensors, plan, run))
+        _check_may_be_replaced(target)
+        replace_folder(target, lambda folder: _fill(folder, tensors, plan, run))
     except OSError as error:
-        raise CheckpointError(_why_not_written(real, needed, error)) from error
-    return target
+        raise CheckpointError(_why_not_written(target, needed, error)) from error
+    return Path(path).expanduser()
 
 
 def program_digest(model: nn.Module) -> str | None:
@@ -117,16 +116,29 @@ def _write(path: Path, data: bytes) -> None:
         sync_file(stream)
 
 
-def _check_fits_plan(tensors: dict[Held, Tensor], plan: Plan) -> None:
+def _check_fits_plan(model: nn.Module, tensors: dict[Held, Tensor], plan: Plan) -> None:
+    """The network is what the plan leads to; it would be noticed too late when somebody loads it."""
     shapes = {name: held.shape for held in tensors for name in held.names}
+    remedy = (
+        "Save the network that was cut, not a wrapper around it, with the plan that cut it (several cuts: "
+        "`first.then(second)`). Nothing was written."
+    )
     for cut in plan.tensors:
         for name in cut.names:
             if shapes.get(name, cut.new_shape) != cut.new_shape:
                 raise CheckpointError(
                     f"The plan makes {name!r} {cut.new_shape}, but the network's has shape {shapes[name]}: it is not "
-                    "what this plan leads to. Save the network with the plan that cut it (several cuts: "
-                    "`first.then(second)`). Nothing was written."
+                    f"what this plan leads to. {remedy}"
                 )
+    if fingerprint_of(shapes) != plan.fingerprint_after:
+        raise CheckpointError(
+            f"Names and shapes of the network's tensors are not those that the plan leads to: {type(model).__name__} "
+            f"has {len(shapes)} tensors, the first is {next(iter(shapes), 'none')!r}. {remedy}"
+        )
+    if plan.delivery == "program" and not isinstance(model, CutProgram):
+        raise CheckpointError(
+            f"The plan is delivered as a program, and {type(model).__name__} is none. {remedy}"
+        )
 
 
 def _extra_state(model: nn.Module) -> dict[str, Any]:
