@@ -8,7 +8,7 @@ from apoptosis.cli.demo import DemoOptions, measure_ranking
 from apoptosis.criteria import CRITERIA
 
 RUN = CliRunner()
-STAGES = ["stem", "side", "down", "top"]
+GROUPS = ["stem.conv", "down.conv", "top.conv"]
 
 
 @pytest.fixture(scope="module")
@@ -19,9 +19,9 @@ def demo(tmp_path_factory):
     return shown, out / "new"
 
 
-def test_the_table_shows_every_criterion_and_layer(demo):
+def test_the_table_shows_every_criterion_and_group(demo):
     shown, _ = demo
-    for word in [*CRITERIA, *STAGES, "mean"]:
+    for word in [*CRITERIA, *GROUPS, "mean"]:
         assert word in shown.stdout
 
 
@@ -38,8 +38,8 @@ def test_results_hold_all_that_is_needed_to_repeat_them(demo):
     assert (result["seed"], result["epochs"], result["n"], result["device"]) == (4, 2, 1200, "cpu")
     assert {"apoptosis", "torch", "python"} <= result["versions"].keys()
     assert {row["criterion"] for row in result["criteria"]} == set(CRITERIA)
-    assert all(list(row["spearman"]) == STAGES for row in result["criteria"])
-    assert result["channels"] == {"stem": 16, "side": 16, "down": 32, "top": 32}
+    assert all(list(row["spearman"]) == GROUPS for row in result["criteria"])
+    assert result["channels"] == {"stem.conv": 16, "down.conv": 32, "top.conv": 32}
 
 
 def test_the_folder_holds_the_plot_the_figures_and_nothing_else(demo):
@@ -56,7 +56,7 @@ def test_knowing_the_network_beats_knowing_nothing(demo):
         for row in json.loads((out / "ranking.json").read_text())["criteria"]
     }
     assert means["taylor"] > means["random"] + 0.2
-    assert abs(means["random"]) < 0.35  # three standard deviations for 16, 16, 32 and 32 channels
+    assert abs(means["random"]) < 0.37  # three standard deviations for 16, 32 and 32 channels
 
 
 def test_json_alone_is_printed_and_another_run_agrees(demo, tmp_path):

@@ -1,5 +1,4 @@
 import copy
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,11 +9,14 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
 
-from apoptosis.criteria.ranking import channel_scores, masking_truth, spearman
-from apoptosis.errors import ConfigError, DataError, ModelError
+from apoptosis.criteria import spearman, unit_truth
+from apoptosis.errors import DataError, PlanMismatchError
 from apoptosis.models import digits_cnn
+from apoptosis.progress import listen
+from apoptosis.structure import Structure, cut, trace, zero
 from apoptosis.task import Task
 from apoptosis.training import evaluate
+from oracles.untouched import Snapshot
 
 TASK = Task.classification()
 
@@ -37,64 +39,118 @@ def batches(size: int = 20) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return list(zip(x.split(size), (torch.arange(20) % 10).split(size), strict=True))
 
 
+def traced(model: nn.Module) -> Structure:
+    return trace(model, batches()[0][0][:1])
+
+
 def loss_without(model: nn.Module, consumers: list[str], channel: int) -> float:
     """The oracle, by weights: a channel is gone when no consumer reads it."""
-    cut = copy.deepcopy(model)
+    deaf = copy.deepcopy(model)
     with torch.no_grad():
         for name in consumers:
-            cut.get_submodule(name).weight[:, channel] = 0
-    return evaluate(cut, batches()).loss
+            deaf.get_submodule(name).weight[:, channel] = 0
+    return evaluate(deaf, batches()).loss
 
 
-@pytest.mark.parametrize(("site", "consumers"), [("down.act", ["top.conv"]), ("top.act", ["head"])])
-def test_masking_equals_cutting_every_reader_of_the_channel(site, consumers):
+CONSUMERS = {
+    "stem.conv": [
+        "side.conv",
+        "down.conv",
+    ],  # the branch reads the stem, and its end reads their sum
+    "down.conv": ["top.conv"],
+    "top.conv": ["head"],
+}
+
+
+def test_truth_is_the_loss_without_the_columns_of_every_reader():
     model = lively_model()
     plain = evaluate(model, batches()).loss
-    truth = masking_truth(model, batches(), TASK, [site])[site]
-    expected = [loss_without(model, consumers, channel) - plain for channel in range(8)]
-    assert_close(truth, torch.tensor(expected, dtype=torch.float64), rtol=1e-10, atol=1e-12)
-    assert truth.abs().min() > 1e-6
+    truth = unit_truth(model, traced(model), batches(), TASK)
+    assert list(truth) == list(CONSUMERS)
+    for group, consumers in CONSUMERS.items():
+        own = truth[group]
+        expected = [loss_without(model, consumers, c) - plain for c in range(len(own))]
+        assert_close(own, torch.tensor(expected, dtype=torch.float64), rtol=1e-10, atol=1e-12)
+        assert own.abs().min() > 1e-6
 
 
-def test_the_oracle_tells_masking_before_the_norm_from_after_it():
+def test_truth_is_the_loss_of_the_twin_that_a_cut_equals():
     model = lively_model()
-    truth = masking_truth(model, batches(), TASK, ["top.conv", "top.act"])
-    assert (truth["top.conv"] - truth["top.act"]).abs().max() > 1e-4
+    structure = traced(model)
+    plain = evaluate(model, batches()).loss
+    for group, own in unit_truth(model, structure, batches(), TASK).items():
+        for unit in range(len(own)):
+            plan = structure.plan({group: [u for u in range(len(own)) if u != unit]})
+            for removed in (zero(model, plan), cut(model, plan)):
+                lost = evaluate(removed, batches()).loss - plain
+                assert float(own[unit]) == pytest.approx(lost, rel=1e-9, abs=1e-12)
 
 
-def test_masking_the_stem_reaches_both_the_shortcut_and_the_branch():
+def test_the_oracle_can_fail():
+    """Without the branch's own reading, the stem's channels are worth something else."""
     model = lively_model()
     plain = evaluate(model, batches()).loss
-    truth = masking_truth(model, batches(), TASK, ["stem.act"])["stem.act"]
-    branch_alone = torch.tensor([loss_without(model, ["side.conv"], c) - plain for c in range(4)])
-    assert (truth - branch_alone).abs().min() > 1e-6
+    truth = unit_truth(model, traced(model), batches(), TASK, groups=["stem.conv"])["stem.conv"]
+    trunk_alone = torch.tensor([loss_without(model, ["down.conv"], c) - plain for c in range(4)])
+    assert (truth - trunk_alone).abs().min() > 1e-6
+
+
+class Normed(nn.Module):
+    """A norm over units counts the zeroed ones, so cutting them is not zeroing them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm = nn.Linear(3, 4), nn.LayerNorm(4)
+        self.b, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.b(self.norm(self.a(x)))))
+
+
+def test_exact_groups_are_measured_unless_others_are_named():
+    model = Normed().double()
+    batch = (torch.randn(6, 3, dtype=torch.float64), torch.arange(6) % 2)
+    structure = trace(model, batch[0])
+    assert [group.exact for group in structure.groups] == [False, True]
+    assert list(unit_truth(model, structure, [batch], TASK)) == ["b"]
+    assert list(unit_truth(model, structure, [batch], TASK, groups=["a"])) == ["a"]
+    assert list(unit_truth(model, structure, [batch], TASK, groups=["b", "a"])) == ["b", "a"]
+
+
+def test_a_tied_weight_is_zeroed_wherever_it_is_used():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+    model[2].weight = model[0].weight
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), *model).double()
+    batch = (torch.randn(9, 3, dtype=torch.float64), torch.arange(9) % 3)
+    structure = trace(model, batch[0])
+    plain = evaluate(model, [batch]).loss
+    for group, own in unit_truth(model, structure, [batch], TASK).items():
+        for unit in range(len(own)):
+            plan = structure.plan({group: [u for u in range(len(own)) if u != unit]})
+            lost = evaluate(cut(model, plan), [batch]).loss - plain
+            assert float(own[unit]) == pytest.approx(lost, rel=1e-9, abs=1e-12)
 
 
 def test_truth_does_not_depend_on_how_data_are_cut():
     model = lively_model()
-    whole = masking_truth(model, batches(), TASK, ["side.act", "top.act"])
-    cut = masking_truth(model, batches(7), TASK, ["side.act", "top.act"])
-    assert whole.keys() == cut.keys() == {"side.act", "top.act"}
-    for site in whole:
-        assert_close(cut[site], whole[site], rtol=1e-10, atol=1e-12)
+    structure = traced(model)
+    whole = unit_truth(model, structure, batches(), TASK, groups=["down.conv"])
+    parts = unit_truth(model, structure, iter(batches(7)), TASK, groups=["down.conv"])
+    assert whole.keys() == parts.keys() == {"down.conv"}
+    assert_close(parts["down.conv"], whole["down.conv"], rtol=1e-10, atol=1e-12)
 
 
 def test_the_model_is_left_as_it_was():
     model = lively_model().train()
     model.top.eval()
-    flags = [m.training for m in model.modules()]
-    state = copy.deepcopy(model.state_dict())
-    random_state = torch.get_rng_state()
-    masking_truth(model, batches(), TASK, ["stem.act"])
-    assert [m.training for m in model.modules()] == flags
-    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-    assert not any(m._forward_hooks for m in model.modules())
-    assert all(p.grad is None for p in model.parameters())
-    assert torch.equal(torch.get_rng_state(), random_state)
+    structure, before = traced(model), Snapshot(model)
+    unit_truth(model, structure, batches(), TASK, groups=["stem.conv"])
+    before.assert_unchanged()
 
 
 @pytest.mark.parametrize("failing_call", [1, 2])
-def test_hooks_and_flags_are_put_back_when_the_loss_fails(failing_call):
+def test_the_model_is_left_as_it_was_when_the_loss_fails(failing_call):
     calls = []
 
     def loss(outputs, labels):
@@ -104,57 +160,31 @@ def test_hooks_and_flags_are_put_back_when_the_loss_fails(failing_call):
         return nn.functional.cross_entropy(outputs, labels)
 
     model = lively_model().train()
+    structure, before = traced(model), Snapshot(model)
     with pytest.raises(RuntimeError, match="loss failed"):
-        masking_truth(model, batches(), Task.classification(loss), ["stem.act"])
-    assert model.training
-    assert not any(m._forward_hooks for m in model.modules())
+        unit_truth(model, structure, batches(), Task.classification(loss))
+    before.assert_unchanged()
 
 
-def test_an_unknown_site_is_refused_with_the_names_there_are():
-    with pytest.raises(ModelError, match=r"'stem.relu'.*stem.act"):
-        masking_truth(lively_model(), batches(), TASK, ["stem.relu"])
+def test_every_unit_is_told_to_whoever_listens():
+    model, events = lively_model(), []
+    with listen(events.append):
+        unit_truth(model, traced(model), batches(), TASK)
+    assert {(e.what, e.total) for e in events} == {("removing each unit", 4 + 8 + 8)}
+    assert events[-1].finished
 
 
-def test_a_site_that_never_runs_is_refused():
+def test_an_unknown_group_is_refused_with_the_name_that_was_meant():
     model = lively_model()
-    model.unused = nn.ReLU()
-    with pytest.raises(ModelError, match="unused.*saw no tensor"):
-        masking_truth(model, batches(), TASK, ["unused"])
-    assert not any(m._forward_hooks for m in model.modules())
+    with pytest.raises(PlanMismatchError, match=r"no group 'stem.relu'.*'stem.conv'"):
+        unit_truth(model, traced(model), batches(), TASK, groups=["stem.relu"])
 
 
-def test_truth_without_samples_is_an_error():
+@pytest.mark.parametrize("empty", [[], [(torch.zeros(0, 1, 8, 8), torch.zeros(0).long())]])
+def test_truth_without_samples_is_an_error(empty):
+    model = lively_model()
     with pytest.raises(DataError, match="found no samples"):
-        masking_truth(lively_model(), [], TASK, ["stem.act"])
-
-
-def scores(**values: list) -> SimpleNamespace:
-    return SimpleNamespace(
-        values={name.replace("__", "."): torch.tensor(v) for name, v in values.items()}
-    )
-
-
-def test_a_channels_score_is_the_size_of_the_signed_sum_over_what_makes_it():
-    given_scores = scores(
-        a__conv__weight=[[[1.0, -3.0]], [[0.5, 0.5]]],
-        a__norm__weight=[-1.0, 2.0],
-        a__norm__bias=[0.0, -4.0],
-        b__conv__weight=[[100.0], [100.0]],
-    )
-    predicted = channel_scores(given_scores, {"a.act": ["a.conv", "a.norm"]})
-    assert predicted["a.act"].tolist() == [3.0, 1.0]
-
-
-def test_names_that_merely_begin_alike_do_not_count():
-    given_scores = scores(a__conv__weight=[[1.0]], a__conv2__weight=[[50.0]])
-    assert channel_scores(given_scores, {"s": ["a.conv"]})["s"].tolist() == [1.0]
-
-
-@pytest.mark.parametrize("modules", [["nowhere"], ["a.conv", "b.conv"]])
-def test_producers_that_do_not_fit_are_refused(modules):
-    given_scores = scores(a__conv__weight=[[1.0]], b__conv__weight=[[1.0], [2.0]])
-    with pytest.raises(ConfigError, match="one row of parameters per channel"):
-        channel_scores(given_scores, {"site": modules})
+        unit_truth(model, traced(model), empty, TASK)
 
 
 @given(st.integers(2, 30), st.integers(0, 1000), st.sampled_from([2, 5, 1000]))

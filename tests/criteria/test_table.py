@@ -1,18 +1,38 @@
-"""Every criterion of the table runs on a model in train mode, scores what it should and leaves all as it was."""
+"""Every criterion of the table runs on a model in train mode, scores what it should and leaves all as it was.
+
+Most score parameters, some score units; all of them can be asked for units.
+"""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
 
-from apoptosis.criteria import CRITERIA, find_criterion, magnitude, oba, obd, random, taylor
+from apoptosis.criteria import (
+    CRITERIA,
+    Aggregation,
+    Criterion,
+    find_criterion,
+    magnitude,
+    oba,
+    obd,
+    random,
+    taylor,
+    taylor_units,
+    unit_scores,
+)
 from apoptosis.errors import ConfigError, DataError, ModelError
+from apoptosis.structure import trace
 from oracles.building import CLASSES, built, images
 from oracles.untouched import Snapshot
 
 DATA_FREE = {"magnitude", "random"}
+OF_UNITS = {"taylor-gate", "taylor-activation"}
+OF_PARAMETERS = [name for name in CRITERIA if name not in OF_UNITS]
+READING = [name for name in CRITERIA if name not in DATA_FREE]
 
 
 def mixed():
@@ -40,7 +60,17 @@ def lived_in():
     return model
 
 
-@pytest.mark.parametrize("name", CRITERIA)
+def traced(model):
+    return trace(model, images(1)[0])
+
+
+def test_each_scores_parameters_or_units_and_never_both():
+    for name, entry in CRITERIA.items():
+        assert (entry.score is None) == (name in OF_UNITS)
+        assert (entry.score_units is None) == (name not in OF_UNITS)
+
+
+@pytest.mark.parametrize("name", OF_PARAMETERS)
 def test_a_model_in_train_mode_is_scored_in_eval_mode_and_left_as_it_was(name):
     model = lived_in()
     before = Snapshot(model)
@@ -54,15 +84,42 @@ def test_a_model_in_train_mode_is_scored_in_eval_mode_and_left_as_it_was(name):
 
 
 @pytest.mark.parametrize("name", CRITERIA)
+def test_units_of_a_model_in_train_mode_are_those_in_eval_mode(name):
+    model = lived_in()
+    structure, before = traced(model), Snapshot(model)
+    units = find_criterion(name).units(model, structure, [images(4), images(2, seed=8)])
+    before.assert_unchanged()
+    evaluated = copy.deepcopy(model).eval()
+    again = find_criterion(name).units(evaluated, structure, [images(4), images(2, seed=8)])
+    assert list(units.values) == [group.name for group in structure.groups] == ["0", "3"]
+    for group in structure.groups:
+        value = units.values[group.name]
+        assert_close(value, again.values[group.name], rtol=0, atol=0)
+        assert (tuple(value.shape), value.dtype) == ((group.size,), torch.float64)
+        assert value.isfinite().all()
+        assert value.max() > value.min()
+        assert not value.requires_grad
+    assert (units.criterion, units.missing) == (name, ())
+    assert units.count == (0 if name in DATA_FREE else 6)
+    if name in DATA_FREE:
+        assert units.loss is None
+    else:
+        (x, y), (u, v) = images(4), images(2, seed=8)
+        joint = nn.functional.cross_entropy(evaluated(torch.cat([x, u])), torch.cat([y, v]))
+        assert units.loss == pytest.approx(joint.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", CRITERIA)
 def test_modules_run_in_eval_mode(name):
     model, seen = lived_in(), []
+    structure = traced(model)
     model[5].register_forward_pre_hook(lambda module, _args: seen.append(module.training))
-    find_criterion(name).score(model, [images()], None)
+    find_criterion(name).units(model, structure, [images()])
     assert not any(seen)
     assert bool(seen) == (name not in DATA_FREE)
 
 
-@pytest.mark.parametrize("name", CRITERIA)
+@pytest.mark.parametrize("name", OF_PARAMETERS)
 def test_there_is_one_finite_score_per_trainable_entry_and_none_of_the_rest(name):
     model = lived_in()
     scores = find_criterion(name).score(model, [images()], None)
@@ -77,16 +134,57 @@ def test_there_is_one_finite_score_per_trainable_entry_and_none_of_the_rest(name
         assert value.untyped_storage().data_ptr() != wanted[key].untyped_storage().data_ptr()
 
 
-@pytest.mark.parametrize("name", CRITERIA)
-def test_a_tied_weight_is_scored_once(name):
+def tied():
     model = built(lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)))
     model[2].weight = model[0].weight
-    batch = (torch.ones(3, 4, dtype=torch.float64), torch.tensor([0, 1, 3]))
+    return model, (torch.ones(3, 4, dtype=torch.float64), torch.tensor([0, 1, 3]))
+
+
+@pytest.mark.parametrize("name", OF_PARAMETERS)
+def test_a_tied_weight_is_scored_once(name):
+    model, batch = tied()
     scores = find_criterion(name).score(model, [batch], None)
     assert set(scores.values) == {"0.weight", "0.bias", "2.bias"}
 
 
-@pytest.mark.parametrize("name", [name for name in CRITERIA if name not in DATA_FREE])
+@pytest.mark.parametrize("name", OF_PARAMETERS)
+def test_units_are_parameter_scores_gathered_in_the_criterions_own_way(name):
+    model, entry = lived_in(), find_criterion(name)
+    structure = traced(model)
+    scores = entry.score(model, [images()], None)
+    for asked, how in (
+        (None, entry.aggregation),
+        ("paper", "paper"),
+        (Aggregation(absolute="entry"), "entries"),
+    ):
+        found = entry.units(model, structure, [images()], None, asked)
+        want = unit_scores(scores, structure, how)
+        assert found.values.keys() == want.values.keys()
+        for group, value in want.values.items():
+            assert_close(found.values[group], value, rtol=0, atol=0)
+        assert found.options == want.options
+    other = replace(entry, aggregation=Aggregation(absolute="none"))
+    found = other.units(model, structure, [images()]).values
+    for group, value in unit_scores(scores, structure, "signed").values.items():
+        assert_close(found[group], value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", sorted(OF_UNITS))
+def test_of_an_aggregation_unit_criteria_take_the_normaliser_alone(name):
+    model, entry = lived_in(), find_criterion(name)
+    structure = traced(model)
+    plain = entry.units(model, structure, [images()]).values
+    for asked, scale in (
+        ("default", lambda _: 1.0),
+        ("paper", torch.max),
+        (Aggregation(absolute="entry", normalise="l2"), torch.norm),
+    ):
+        found = entry.units(model, structure, [images()], None, asked).values
+        for group, value in plain.items():
+            assert_close(found[group], value / scale(value), rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("name", [name for name in READING if name not in OF_UNITS])
 def test_no_data_is_an_error_that_leaves_the_model_alone(name):
     model = lived_in()
     before = Snapshot(model)
@@ -95,7 +193,16 @@ def test_no_data_is_an_error_that_leaves_the_model_alone(name):
     before.assert_unchanged()
 
 
-@pytest.mark.parametrize("name", CRITERIA)
+@pytest.mark.parametrize("name", READING)
+def test_units_without_data_are_an_error_that_leaves_the_model_alone(name):
+    model = lived_in()
+    structure, before = traced(model), Snapshot(model)
+    with pytest.raises(DataError, match="no sample"):
+        find_criterion(name).units(model, structure, [])
+    before.assert_unchanged()
+
+
+@pytest.mark.parametrize("name", OF_PARAMETERS)
 def test_nothing_to_score_is_an_error(name):
     model = lived_in().requires_grad_(requires_grad=False)
     before = Snapshot(model)
@@ -104,8 +211,25 @@ def test_nothing_to_score_is_an_error(name):
     before.assert_unchanged()
 
 
+@pytest.mark.parametrize("name", sorted(OF_UNITS))
+def test_gates_need_no_trainable_parameter(name):
+    model = lived_in()
+    structure = traced(model)
+    want = find_criterion(name).units(model, structure, [images()]).values
+    frozen = model.requires_grad_(requires_grad=False)
+    before = Snapshot(frozen)
+    found = find_criterion(name).units(frozen, structure, [images()]).values
+    before.assert_unchanged()
+    for group, value in want.items():
+        assert_close(found[group], value, rtol=1e-12, atol=1e-16)
+
+
 def test_names_stand_for_these_options():
-    made = {name: entry.score(lived_in(), [images()], None) for name, entry in CRITERIA.items()}
+    made = {
+        name: entry.score(lived_in(), [images()], None)
+        for name, entry in CRITERIA.items()
+        if entry.score is not None
+    }
     by_name = {
         name: (scores.criterion, scores.options.get("kind") or scores.options.get("diagonal"))
         for name, scores in made.items()
@@ -122,6 +246,13 @@ def test_names_stand_for_these_options():
         "magnitude": ("magnitude", None),
         "random": ("random", None),
     }
+    model = lived_in()
+    forms = {
+        name: CRITERIA[name].score_units(model, traced(model), [images()], None)
+        for name in OF_UNITS
+    }
+    for name, units in forms.items():
+        assert (units.criterion, units.options["form"]) == (name, name.removeprefix("taylor-"))
 
 
 def test_entries_are_named_after_themselves_and_say_what_they_are():
@@ -147,3 +278,14 @@ def test_functions_and_table_are_the_same():
     ):
         assert CRITERIA[name].score is function
     assert CRITERIA["obd-ggn"].score.func is obd
+    assert CRITERIA["taylor-gate"].score_units.func is taylor_units
+
+
+def test_a_criterion_of_ones_own_gives_units_under_its_name():
+    mine = Criterion("mine", "the size of weights", magnitude)
+    model = lived_in()
+    units = mine.units(model, traced(model), [])
+    assert (units.criterion, units.count) == ("mine", 0)
+    want = unit_scores(magnitude(model), traced(model), mine.aggregation)
+    for group, value in want.values.items():
+        assert_close(units.values[group], value, rtol=0, atol=0)

@@ -15,7 +15,7 @@ def report(**means: float) -> RankingReport:
     return RankingReport(tuple(agreements), {"a": 4, "b": 8}, {"seed": 3})
 
 
-def test_the_mean_is_over_layers():
+def test_the_mean_is_over_groups():
     assert Agreement("x", {"a": 0.2, "b": -0.6}, 0).mean == pytest.approx(-0.2)
 
 

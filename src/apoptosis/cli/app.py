@@ -91,7 +91,7 @@ def demo(
 ) -> None:
     """Train a small CNN on digits, score it by every criterion, and check the ranking of its channels.
 
-    The truth is measured: every output channel is masked in turn and the change of the loss noted. Examples:
+    The truth is measured: every channel is removed in turn and the change of the loss noted. Examples:
 
       apoptosis demo --out runs/first
 

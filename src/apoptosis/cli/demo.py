@@ -1,8 +1,9 @@
 """`apoptosis demo`: from nothing to a checked ranking of channels in under a minute on a laptop.
 
-Train a small network on the digits, score it by every criterion, mask every output channel in turn, and compare. Scores
-and truth are taken on the same training images: the question is whether a criterion knows the loss, not whether it
-generalises.
+Train a small network on the digits, score its channels by every criterion, remove each of them in turn, and compare. A
+channel is a unit of a group of the network's structure: the stem and the branch beside it add up, so theirs go
+together. Scores and truth are taken on the same training images: the question is whether a criterion knows the loss,
+not whether it generalises.
 """
 
 import json
@@ -22,12 +23,12 @@ from rich.table import Table
 from apoptosis import __version__
 from apoptosis.checkpoint import write_json
 from apoptosis.cli.bars import progress_bars
-from apoptosis.criteria import CRITERIA
-from apoptosis.criteria.ranking import channel_scores, masking_truth, spearman
+from apoptosis.criteria import CRITERIA, spearman, unit_truth
 from apoptosis.data import Split, digits
-from apoptosis.models import ConvNormAct, DigitsCNN, digits_cnn
+from apoptosis.models import digits_cnn
 from apoptosis.progress import track
 from apoptosis.report import Agreement, RankingReport, plot_ranking
+from apoptosis.structure import trace
 from apoptosis.task import Task
 from apoptosis.training import Evaluation, FitOptions, evaluate, fit_
 
@@ -64,7 +65,7 @@ def run_demo(options: DemoOptions) -> RankingReport:
 
 
 def measure_ranking(options: DemoOptions) -> RankingReport:
-    """Train, score and mask; no file is written and nothing printed."""
+    """Train, score and remove; no file is written and nothing printed."""
     task = Task.classification()
     data = digits(seed=options.seed)
     model = digits_cnn(seed=options.seed)
@@ -74,21 +75,19 @@ def measure_ranking(options: DemoOptions) -> RankingReport:
         task,
         FitOptions(epochs=options.epochs, seed=options.seed),
     )
-    model.eval()  # scores are taken in the mode the model is in, and the truth is about the network in use
     batches = data.train.batches(SCORING_BATCH_SIZE)
-    producers = {f"{name}.act": (f"{name}.conv", f"{name}.norm") for name in _stages(model)}
-    truth = masking_truth(model, batches, task, list(producers))
+    structure = trace(model, data.train.images[:1])
+    truth = unit_truth(model, structure, batches, task)
     agreements: list[Agreement] = []
     for name, criterion in track(list(CRITERIA.items()), "scoring"):
         start = time.perf_counter()
-        scores = criterion.score(model, batches, task)
+        predicted = criterion.units(model, structure, batches, task).values
         seconds = time.perf_counter() - start
-        predicted = channel_scores(scores, producers)
-        layers = {_stage(site): spearman(predicted[site], truth[site]) for site in producers}
-        agreements.append(Agreement(name, layers, seconds))
+        groups = {group: spearman(predicted[group], true) for group, true in truth.items()}
+        agreements.append(Agreement(name, groups, seconds))
     return RankingReport(
         agreements=tuple(agreements),
-        channels={_stage(site): len(truth[site]) for site in producers},
+        channels={group: len(true) for group, true in truth.items()},
         facts=_facts(
             options,
             data.train,
@@ -96,14 +95,6 @@ def measure_ranking(options: DemoOptions) -> RankingReport:
             test=evaluate(model, data.test.batches(SCORING_BATCH_SIZE), task),
         ),
     )
-
-
-def _stages(model: DigitsCNN) -> list[str]:
-    return [name for name, module in model.named_modules() if isinstance(module, ConvNormAct)]
-
-
-def _stage(site: str) -> str:
-    return site.rpartition(".")[0]
 
 
 def _facts(
@@ -132,7 +123,7 @@ def _show(report: RankingReport, written: list[Path], console: Console) -> None:
     console.print(
         f"\nDigits CNN after {facts['epochs']} epochs: test accuracy {facts['test_accuracy']:.1%}, "
         f"training loss {facts['train_loss']:.3f} over {facts['n']} images.\n"
-        "Spearman correlation of each criterion with the true loss change of masking a channel:\n"
+        "Spearman correlation of each criterion with the true loss change of removing a channel:\n"
     )
     console.print(_table(report))
     console.print(f"\n{_meaning(report)}")
@@ -143,12 +134,12 @@ def _show(report: RankingReport, written: list[Path], console: Console) -> None:
 def _table(report: RankingReport) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("criterion")
-    for layer, channels in report.channels.items():
-        table.add_column(f"{layer} ({channels})", justify="right")
+    for group, channels in report.channels.items():
+        table.add_column(f"{group} ({channels})", justify="right")
     table.add_column("mean", justify="right", style="bold")
     table.add_column("scoring", justify="right")
     for row in report.best_first():
-        cells = [_correlation(row.layers[layer]) for layer in report.channels]
+        cells = [_correlation(row.groups[group]) for group in report.channels]
         table.add_row(row.criterion, *cells, _correlation(row.mean), f"{row.seconds:.2f} s")
     return table
 
@@ -171,6 +162,6 @@ def _meaning(report: RankingReport) -> str:
 
 
 def _chance(report: RankingReport) -> float:
-    """Standard deviation of the mean over layers for independent ranks: 1/√(channels − 1) in each layer."""
+    """Standard deviation of the mean over groups for independent ranks: 1/√(channels − 1) in each group."""
     variances = [1 / (channels - 1) for channels in report.channels.values()]
     return math.sqrt(sum(variances)) / len(variances)

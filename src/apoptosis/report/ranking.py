@@ -1,4 +1,4 @@
-"""The record of a ranking check, and its picture: one row per criterion, one dot per layer, a bar at the mean."""
+"""The record of a ranking check, and its picture: one row per criterion, one dot per group, a bar at the mean."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -14,16 +14,16 @@ __all__ = ["Agreement", "RankingReport", "plot_ranking"]
 
 @dataclass(frozen=True)
 class Agreement:
-    """One criterion's Spearman correlation with the true loss change, per layer, and the seconds scoring took."""
+    """One criterion's Spearman correlation with the true loss change, per group, and the seconds scoring took."""
 
     criterion: str
-    layers: Mapping[str, float]
+    groups: Mapping[str, float]
     seconds: float
 
     @property
     def mean(self) -> float:
-        """Mean over layers."""
-        return sum(self.layers.values()) / len(self.layers)
+        """Mean over groups."""
+        return sum(self.groups.values()) / len(self.groups)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class RankingReport:
             "criteria": [
                 {
                     "criterion": agreement.criterion,
-                    "spearman": {k: _number(v) for k, v in agreement.layers.items()},
+                    "spearman": {k: _number(v) for k, v in agreement.groups.items()},
                     "mean": _number(agreement.mean),
                     "seconds": round(agreement.seconds, 4),
                 }
@@ -70,9 +70,9 @@ def plot_ranking(report: RankingReport, path: Path) -> Path:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.barh(range(len(rows)), [row.mean for row in rows], height=0.62, color="#dbe4ee", zorder=1)
-    for (layer, channels), (color, marker) in zip(report.channels.items(), _looks(), strict=False):
+    for (group, channels), (color, marker) in zip(report.channels.items(), _looks(), strict=False):
         axes.scatter(
-            [row.layers[layer] for row in rows],
+            [row.groups[group] for row in rows],
             range(len(rows)),
             s=46,
             color=color,
@@ -80,7 +80,7 @@ def plot_ranking(report: RankingReport, path: Path) -> Path:
             edgecolor="white",
             linewidth=0.8,
             zorder=3,
-            label=f"{layer} ({channels})",
+            label=f"{group} ({channels})",
         )
     for height, row in enumerate(rows):
         label = "undefined" if math.isnan(row.mean) else f"{row.mean:+.2f}"
@@ -94,15 +94,15 @@ def plot_ranking(report: RankingReport, path: Path) -> Path:
     axes.tick_params(axis="y", length=0)
     axes.annotate("mean", (1.02, 1.01), xycoords="axes fraction", weight="bold")
     axes.set_xlabel(
-        "Spearman correlation with the true loss change of masking a channel (1 = same order)"
+        "Spearman correlation with the true loss change of removing a channel (1 = same order)"
     )
-    axes.set_title("How well does each criterion rank output channels?", loc="left", weight="bold")
-    figure.legend(title="layer (channels)", loc="outside lower center", ncols=6, frameon=False)
+    axes.set_title("How well does each criterion rank channels?", loc="left", weight="bold")
+    figure.legend(title="group (channels)", loc="outside lower center", ncols=6, frameon=False)
     return write_file(path, lambda file: figure.savefig(file, dpi=150, format="png"))
 
 
 def _lowest(report: RankingReport) -> float:
-    values = [v for a in report.agreements for v in a.layers.values() if not math.isnan(v)]
+    values = [v for a in report.agreements for v in a.groups.values() if not math.isnan(v)]
     return min(values, default=0.0)
 
 
