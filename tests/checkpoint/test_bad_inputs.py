@@ -155,10 +155,10 @@ def test_a_record_that_nobody_has_written(path, changes):
 def test_a_record_of_other_tensors(path):
     tensors = json.loads((path / "run.json").read_text())["tensors"]
     resealed(path, tensors=tensors[1:])
-    with pytest.raises(CheckpointError, match="stands in the file alone.*not written together"):
+    with pytest.raises(CheckpointError, match="stands in the file of tensors alone.*not written"):
         load(path, dense=Convolutions)
     resealed(path, tensors=[tensors[0] | {"shape": [1]}, *tensors[1:]])
-    with pytest.raises(CheckpointError, match="in the file of tensors and .* in run.json"):
+    with pytest.raises(CheckpointError, match="in the file of tensors, .* in run.json"):
         load(path, dense=Convolutions)
 
 

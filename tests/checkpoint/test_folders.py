@@ -1,5 +1,6 @@
 """At every moment a checkpoint is the old one or the new one: full disks, kills, leftovers, other people's files."""
 
+import copy
 import errno
 import os
 import random
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from apoptosis.checkpoint import folders, load, read_run, save
+from apoptosis.checkpoint import folders, load, loading, read_run, save
 from apoptosis.checkpoint.folders import find_folder
 from apoptosis.errors import CheckpointError
 from apoptosis.records import Outcome
@@ -262,6 +263,28 @@ def test_what_is_read_while_others_write_is_whole(tmp_path, old, new, way):
     assert widths <= {3, 5}
 
 
+@pytest.mark.parametrize("moment", ["parse_run", "_check_unchanged", "read_weights"])
+def test_a_checkpoint_replaced_in_the_middle_of_a_load_is_not_mixed(
+    tmp_path, monkeypatch, old, way, moment
+):
+    """The dangerous case: a network of the same names and shapes, so that only numbers tell them apart."""
+    new = Outcome(copy.deepcopy(old.model), old.plan)
+    with torch.no_grad():
+        new.model.a.weight.add_(1)
+    path, original, calls = save(tmp_path / "run", old), getattr(loading, moment), []
+
+    def replaced(*arguments):
+        calls.append(moment)
+        if len(calls) == 1:
+            save(path, new)
+        return original(*arguments)
+
+    monkeypatch.setattr(loading, moment, replaced)
+    found = load(path, dense=Counting)
+    expected = new if torch.equal(found.a.weight, new.model.a.weight) else old
+    assert_same_network(found, expected.model, ROWS)
+
+
 def test_many_may_save_at_once(tmp_path, old, new):
     path, failures = tmp_path / "run", []
 
@@ -319,26 +342,24 @@ def test_a_killed_process_leaves_a_whole_checkpoint(tmp_path, old, new, way):
     )
     assert server.stdin is not None
     assert server.stdout is not None
-    seen: list[int] = []
-    leftovers = 0
+    save(path, old)
+    kills = leftovers = 0
     try:
         assert server.stdout.readline() == "ready\n"
-        for _ in range(20):
+        while kills < 15 or (not leftovers and kills < 100):
             server.stdin.write("go\n")
             server.stdin.flush()
             child = int(server.stdout.readline())
             time.sleep(rng.random() * 0.03)
             os.kill(child, signal.SIGKILL)
             assert server.stdout.readline() == "gone\n"
+            kills += 1
             leftovers += any(".saving-" in item.name for item in tmp_path.iterdir())
-            if find_folder(path).exists():
-                found = load(path, dense=Counting)
-                seen.append(found.a.out_features)
-                assert_same_network(found, {3: old, 5: new}[seen[-1]].model, ROWS)
+            found = load(path, dense=Counting)
+            assert_same_network(found, {3: old, 5: new}[found.a.out_features].model, ROWS)
     finally:
         server.kill()
         server.communicate()
-    assert len(seen) >= 10
     assert leftovers, "no kill came in the middle of a save"
     save(path, new)
     assert_holds(path, new)

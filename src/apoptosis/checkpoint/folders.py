@@ -80,20 +80,23 @@ def sync_file(stream: Any) -> None:
 
 @contextmanager
 def _locked_folder(target: Path) -> Iterator[Path]:
+    """A new folder beside `target` that nobody takes for a leftover."""
     while True:
         folder = target.with_name(f".{target.name}.saving-{token_hex(6)}")
         folder.mkdir()
         if fcntl is None:
             yield folder
             return
-        handle = os.open(folder, os.O_RDONLY)
+        try:
+            handle = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:  # taken for a leftover before it was locked
+            continue
         try:
             with suppress(OSError):  # file systems without locks
                 fcntl.flock(handle, fcntl.LOCK_EX)
-            if not folder.exists():  # taken for a leftover before it was locked
-                continue
-            yield folder
-            return
+            if folder.exists():
+                yield folder
+                return
         finally:
             os.close(handle)
 

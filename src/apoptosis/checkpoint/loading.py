@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -97,23 +98,27 @@ def _while_it_stays(path: Path, read: Callable[[Path], Any]) -> Any:
     raise AssertionError("the last try returns or raises")
 
 
-def _identity(folder: Path) -> tuple[int, int] | None:
+def _identity(folder: Path) -> tuple[int, int, int] | None:
+    """Which folder it is, and since when it has its name: numbers of removed folders are given again."""
     try:
         found = folder.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return found.st_dev, found.st_ino, found.st_ctime_ns
 
 
 def _read(folder: Path) -> _Content:
     run = _read_record(folder)
-    for name in MEMBERS[:2]:
-        _check_file(folder / name, run)
-    try:
-        plan = Plan.from_json((folder / "plan.json").read_text(encoding="utf-8"))
-    except (PlanMismatchError, UnicodeDecodeError, OSError) as error:
-        raise CheckpointError(f"{folder / 'plan.json'} cannot be read. {error}") from error
-    return _Content(run, plan, read_weights(folder / "model.safetensors", run.tensors))
+    with _opened(folder / "plan.json") as stream:
+        _check_unchanged(stream, run)
+        stream.seek(0)
+        try:
+            plan = Plan.from_json(stream.read().decode())
+        except (PlanMismatchError, UnicodeDecodeError, OSError) as error:
+            raise CheckpointError(f"{folder / 'plan.json'} cannot be read. {error}") from error
+    with _opened(folder / "model.safetensors") as stream:
+        _check_unchanged(stream, run)
+        return _Content(run, plan, read_weights(stream, run.tensors))
 
 
 def _read_record(folder: Path) -> SavedRun:
@@ -126,27 +131,37 @@ def _read_record(folder: Path) -> SavedRun:
             f"{folder} is a file; a checkpoint is a folder with {', '.join(MEMBERS)}. Give the folder."
         )
     path = folder / "run.json"
+    with _opened(path) as stream:
+        try:
+            return parse_run(stream.read(), path)
+        except OSError as error:
+            raise CheckpointError(_why_unreadable(path, error)) from error
+
+
+def _opened(path: Path) -> BufferedReader:
     try:
-        return parse_run(path.read_bytes(), path)
+        return path.open("rb")
     except OSError as error:
         raise CheckpointError(_why_unreadable(path, error)) from error
 
 
-def _check_file(path: Path, run: SavedRun) -> None:
+def _check_unchanged(stream: BufferedReader, run: SavedRun) -> None:
+    path = Path(stream.name)
     expected = run.files.get(path.name)
     if expected is None:
         raise CheckpointError(f"run.json says nothing of {path}. Save the checkpoint again.")
     try:
-        with path.open("rb") as stream:
-            found = os.fstat(stream.fileno()).st_size
-            if found != expected.bytes:
-                raise CheckpointError(
-                    f"{path} has {found:,} bytes and had {expected.bytes:,} when it was saved: it was cut short or "
-                    "changed. Take another copy of the checkpoint, or save it again."
-                )
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        found = os.fstat(stream.fileno()).st_size
+        digest = (
+            hashlib.file_digest(stream, "sha256").hexdigest() if found == expected.bytes else ""
+        )
     except OSError as error:
         raise CheckpointError(_why_unreadable(path, error)) from error
+    if found != expected.bytes:
+        raise CheckpointError(
+            f"{path} has {found:,} bytes and had {expected.bytes:,} when it was saved: it was cut short or changed. "
+            "Take another copy of the checkpoint, or save it again."
+        )
     if digest != expected.sha256:
         raise CheckpointError(
             f"{path} was changed after it was saved: its checksum is {digest[:12]}… and was {expected.sha256[:12]}…. "

@@ -7,14 +7,15 @@ it and round differently. Writing goes tensor by tensor, so that nothing is held
 
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
+from io import BufferedReader
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from apoptosis.checkpoint.folders import sync_file
@@ -102,26 +103,26 @@ def write_weights(path: Path, tensors: Mapping[Held, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def read_weights(path: Path, tensors: tuple[Held, ...]) -> dict[str, Tensor]:
-    """The numbers by the first name of each tensor, laid out as they were; the file is known to be unchanged.
+def read_weights(stream: BufferedReader, tensors: tuple[Held, ...]) -> dict[str, Tensor]:
+    """The numbers by the first name of each tensor, laid out as they were.
+
+    From an open file whose checksum has been compared: opened again by its name, it might be another one by now.
 
     Raises:
         CheckpointError: the file holds other tensors than these.
     """
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            found = set(file.keys())
-            for name in sorted(found ^ {held.names[0] for held in tensors}):
-                raise CheckpointError(
-                    f"{path}: tensor {name!r} stands in {'the file' if name in found else 'run.json'} alone. "
-                    "The files of this checkpoint were not written together; save it again."
-                )
-            return {
-                held.names[0]: _laid_out(file.get_tensor(held.names[0]), held) for held in tensors
-            }
-    except (SafetensorError, OSError) as error:
+        length = os.fstat(stream.fileno()).st_size
+        stream.seek(0)
+        start = 8 + int.from_bytes(stream.read(8), "little")
+        entries = json.loads(stream.read(min(start, length) - 8))
+        entries.pop("__metadata__", None)
+        _check_same_names(entries.keys(), {held.names[0] for held in tensors})
+        return {held.names[0]: _read(stream, start, entries, held) for held in tensors}
+    except (LookupError, TypeError, ValueError, AttributeError, OSError) as error:
         raise CheckpointError(
-            f"{path} is no file of tensors: {str(error)[:200]}. Save the checkpoint again."
+            f"model.safetensors does not hold what run.json says: {str(error)[:300]}. The files were not written "
+            "together; save the checkpoint again."
         ) from error
 
 
@@ -143,16 +144,31 @@ def _header(tensors: Mapping[Held, Tensor]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _laid_out(tensor: Tensor, held: Held) -> Tensor:
-    if (tuple(tensor.shape), dtype_name(tensor.dtype)) != (held.shape, held.dtype):
-        raise CheckpointError(
-            f"{held.names[0]!r} is {dtype_name(tensor.dtype)} of shape {tuple(tensor.shape)} in the file of tensors "
-            f"and {held.dtype} of shape {held.shape} in run.json. The files of this checkpoint were not written "
-            "together; save it again."
+def _check_same_names(found: Set[str], expected: Set[str]) -> None:
+    for name in sorted(found ^ expected):
+        where = "the file of tensors" if name in found else "run.json"
+        raise ValueError(f"{name!r} stands in {where} alone")
+
+
+def _read(stream: BufferedReader, start: int, entries: Mapping[str, Any], held: Held) -> Tensor:
+    entry = entries[held.names[0]]
+    dtype, (begin, end) = DTYPES[held.dtype], entry["data_offsets"]
+    expected, found = (CODES[dtype], held.shape), (entry["dtype"], tuple(entry["shape"]))
+    if found != expected or end - begin != held.bytes:
+        raise ValueError(
+            f"{held.names[0]!r} is {found} in the file of tensors, {expected} in run.json"
         )
-    strides = held.strides or tensor.stride()
-    # In memory of torch's own: what safetensors gives may lie in the mapped file.
-    return torch.empty_strided(held.shape, strides, dtype=tensor.dtype, device="cpu").copy_(tensor)
+    if not 0 <= begin <= end <= os.fstat(stream.fileno()).st_size - start:
+        raise ValueError(f"{held.names[0]!r} would stand behind the end of the file")
+    flat = torch.empty(prod(held.shape), dtype=dtype, device="cpu")
+    if flat.numel():
+        stream.seek(start + begin)
+        stream.readinto(flat.view(torch.uint8).numpy().data)
+    if held.strides is None:
+        return flat.view(held.shape)
+    return torch.empty_strided(held.shape, held.strides, dtype=dtype, device="cpu").copy_(
+        flat.view(held.shape)
+    )
 
 
 def _odd_strides(tensor: Tensor) -> tuple[int, ...] | None:
