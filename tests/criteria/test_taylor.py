@@ -1,17 +1,25 @@
-"""First-order Taylor is θ ⊙ g of the mean loss, and what makes a channel is worth what reads it."""
+"""First-order Taylor is θ ⊙ g of the mean loss, and what makes a channel is worth what reads it.
+
+Gates of units are held to finite differences of factors put in by hand, at places and entries written down here.
+"""
 
 import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from apoptosis.criteria import taylor
-from apoptosis.errors import ConfigError
+from apoptosis.criteria import Aggregation, taylor, taylor_units, unit_scores
+from apoptosis.errors import ConfigError, ModelError
+from apoptosis.structure import cut, trace
 from apoptosis.task import Task
 from oracles.building import CLASSES, built, images, rows
 from oracles.compare import EXACT, assert_products_close
+from oracles.shrinking import small_case
 
 
 def normed():
@@ -136,3 +144,311 @@ def test_micro_batches_change_nothing():
 def test_impossible_micro_batch():
     with pytest.raises(ConfigError, match="micro_batch=0"):
         taylor(built(lambda: nn.Linear(4, CLASSES)), [rows()], micro_batch=0)
+
+
+# ----------------------------------------------------------------------------------------------------------- units
+
+LOSS = {
+    2: Task.classification(),
+    3: Task.classification(lambda logits, labels: F.cross_entropy(logits.mT, labels)),
+}
+"""By the number of dimensions of the logits: one label per sample, or one per position."""
+
+
+def batch_for(model: nn.Module, x: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], Task]:
+    with torch.no_grad():
+        out = model(x)
+    generator = torch.Generator().manual_seed(9)
+    return (x, torch.randint(out.shape[-1], out.shape[:-1], generator=generator)), LOSS[out.dim()]
+
+
+@contextmanager
+def gate(
+    model: nn.Module, places: list[str], dim: int, entries: list[int], value: float
+) -> Iterator[None]:
+    """Entries along `dim` times `value`: at the inputs of modules, or at the output where the place says so."""
+
+    def scaled(tensor):
+        factor = torch.ones(tensor.shape[dim], dtype=tensor.dtype)
+        factor[entries] = value
+        return tensor * factor.view(-1, *[1] * (tensor.dim() - 1 - dim % tensor.dim()))
+
+    handles = []
+    for place in places:
+        module = model.get_submodule(place.removesuffix(" output"))
+        if place.endswith(" output"):
+            handles.append(module.register_forward_hook(lambda _m, _a, out: scaled(out)))
+        else:
+            handles.append(module.register_forward_pre_hook(lambda _m, args: (scaled(args[0]),)))
+    yield
+    for handle in handles:
+        handle.remove()
+
+
+def by_differences(model, batch, task, places, dim, entries) -> float:
+    step, losses = 1e-5, []
+    for value in (1 + step, 1 - step):
+        with gate(model, places, dim, entries, value), torch.no_grad():
+            losses.append(task.loss(model(batch[0]), batch).item())
+    return (losses[0] - losses[1]) / (2 * step)
+
+
+@dataclass(frozen=True)
+class Gated:
+    """A group of a network, where it is read, and which entries a unit owns there."""
+
+    case: str
+    group: str
+    places: tuple[str, ...]
+    dim: int
+    entries: Callable[[int], list[int]] = lambda u: [u]
+
+    def __str__(self) -> str:
+        return f"{self.case} {self.group}"
+
+
+GATED = [
+    Gated("mlp", "2", ("4",), 1),
+    Gated("residual", "stem.0", ("blocks.0.conv1", "blocks.1.conv1", "head"), 1),
+    Gated("residual", "blocks.1.conv1", ("blocks.1.conv2",), 1),
+    Gated(
+        "fused", "parts.0.qkv:head", ("parts.0.proj",), 2, lambda u: list(range(4 * u, 4 * u + 4))
+    ),
+    Gated("fused", "parts.0.qkv:head_dim", ("parts.0.proj",), 2, lambda u: [u, u + 4]),
+    Gated("separate", "embed", ("parts.0.q", "parts.0.k", "parts.0.v", "head"), -1),
+    Gated("separate", "parts.0.v:v_dim", ("parts.0.o",), 2, lambda u: [u, u + 4]),
+    # The product of queries and keys has one factor per unit: a gate on the queries alone is one on the product.
+    Gated("separate", "parts.0.q:qk_dim", ("parts.0.q output",), 2, lambda u: [u, u + 4]),
+    Gated("separate", "parts.0.q:qk_dim", ("parts.0.k output",), 2, lambda u: [u, u + 4]),
+    Gated("gqa", "parts.0.q:kv_head", ("parts.0.o",), 2, lambda u: list(range(4 * u, 4 * u + 4))),
+    Gated(
+        "gqa",
+        "parts.0.q:query_head",
+        ("parts.0.o",),
+        2,
+        lambda u: [2 * u, 2 * u + 1, 2 * u + 4, 2 * u + 5],
+    ),
+    Gated("gqa", "parts.0.q:qk_dim", ("parts.0.q output",), 2, lambda u: [u, u + 2, u + 4, u + 6]),
+    Gated("gqa", "parts.0.v:v_dim", ("parts.0.o",), 2, lambda u: [u, u + 2, u + 4, u + 6]),
+    Gated("glu", "parts.0.both", ("parts.0.down",), 2),
+    Gated("tied", "words", ("inner", "head"), 2),
+    Gated("encoder", "1.layers.1.linear1", ("1.layers.1.linear2",), 2),
+]
+
+
+@pytest.mark.parametrize("gated", GATED, ids=str)
+def test_the_gate_form_is_the_derivative_by_a_factor_on_all_that_is_read(gated: Gated):
+    case = small_case(gated.case)
+    model = case.model()
+    batch, task = batch_for(model, case.inputs(3))
+    structure = trace(model, batch[0])
+    found = taylor_units(model, structure, [batch], task).values[gated.group]
+    want = [
+        abs(by_differences(model, batch, task, gated.places, gated.dim, gated.entries(u)))
+        for u in range(structure[gated.group].size)
+    ]
+    assert sorted(want)[len(want) // 2] > 1e-5
+    torch.testing.assert_close(found, torch.tensor(want).double(), rtol=1e-5, atol=1e-9)
+
+
+def test_a_gate_on_one_reader_of_two_would_be_caught():
+    case = small_case("residual")
+    model = case.model()
+    batch, task = batch_for(model, case.inputs(3))
+    found = taylor_units(model, trace(model, batch[0]), [batch], task).values["stem.0"]
+    part = abs(by_differences(model, batch, task, ["head"], 1, [0]))
+    assert abs(float(found[0]) - part) > 0.01 * part
+
+
+CONSUMERS = Aggregation(roles=("consumer",))
+
+
+@pytest.mark.parametrize(
+    "id", ["mlp", "residual", "depthwise", "fused", "separate", "gqa", "glu", "hard coded"]
+)
+def test_the_gate_form_is_what_the_columns_of_its_readers_are_worth(id):
+    case = small_case(id)
+    model = case.model()
+    batch, task = batch_for(model, case.inputs(3))
+    structure = trace(model, batch[0])
+    by_gate = taylor_units(model, structure, [batch], task)
+    by_weight = unit_scores(taylor(model, [batch], task), structure, CONSUMERS)
+    read = [name for name in by_gate.values if name in by_weight.values]
+    assert len(read) >= 2
+    for name in read:
+        torch.testing.assert_close(
+            by_gate.values[name], by_weight.values[name], rtol=1e-10, atol=1e-14
+        )
+
+
+def flattened():
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.Flatten(),
+        nn.Linear(64, CLASSES),
+    )
+
+
+def test_the_gate_after_a_norm_is_worth_its_weight_and_bias():
+    """|γ ∂L/∂γ + β ∂L/∂β|, as ReLU passes a factor on; positions of a map are read side by side."""
+    model, batch = built(flattened), images()
+    values = taylor(model, [batch]).values
+    found = taylor_units(model, trace(model, batch[0]), [batch]).values["0"]
+    want = (values["1.weight"] + values["1.bias"]).abs()
+    torch.testing.assert_close(found, want, rtol=1e-10, atol=1e-14)
+
+
+def by_loop(model, x, y, task, places: dict[str, Callable]) -> torch.Tensor:
+    """(units,): Molchanov's form, a sample at a time; `places` gives (positions, units) from what a module reads."""
+    rows = []
+    for i in range(len(x)):
+        held = {}
+        handles = [
+            model.get_submodule(path).register_forward_pre_hook(
+                lambda _m, args, path=path, held=held: (held.setdefault(path, args[0] + 0.0),)
+            )
+            for path in places
+        ]
+        batch = (x[i : i + 1], y[i : i + 1])
+        loss = task.loss(model(batch[0]), batch)
+        gradients = torch.autograd.grad(loss, list(held.values()))
+        for handle in handles:
+            handle.remove()
+        rows.append(
+            sum(
+                arranged((held[path] * gradient)[0]).mean(0)
+                for (path, arranged), gradient in zip(places.items(), gradients, strict=True)
+            ).abs()
+        )
+    return torch.stack(rows).mean(0).detach()
+
+
+def by_channel(flow):
+    return flow.flatten(1).T
+
+
+@pytest.mark.parametrize(
+    ("make", "group", "places"),
+    [
+        pytest.param(
+            small_case("residual").make,
+            "stem.0",
+            {"blocks.0.conv1": by_channel, "blocks.1.conv1": by_channel, "head": lambda f: f[None]},
+            id="three readers",
+        ),
+        pytest.param(flattened, "0", {"4": lambda f: f.view(4, 16).T}, id="positions side by side"),
+        pytest.param(
+            small_case("fused").make,
+            "parts.0.qkv:head",
+            {"parts.0.proj": lambda f: f.view(4, 2, 4).transpose(1, 2).flatten(0, 1)},
+            id="heads over tokens",
+        ),
+    ],
+)
+def test_the_activation_form_is_molchanovs_sample_by_sample(make, group, places):
+    model = built(make)
+    x = images(5)[0] if next(iter(places)) != "parts.0.proj" else small_case("fused").inputs(5)
+    (x, y), task = batch_for(model, x)
+    found = taylor_units(model, trace(model, x), [(x, y)], task, form="activation")
+    want = by_loop(model, x, y, task, places)
+    torch.testing.assert_close(found.values[group], want, rtol=1e-10, atol=1e-14)
+    assert (found.criterion, found.count) == ("taylor-activation", 5)
+
+
+def test_samples_cancel_in_the_gate_form_and_not_in_the_activation_form():
+    model, batch = built(flattened), images(8)
+    structure = trace(model, batch[0])
+    by_gate = taylor_units(model, structure, [batch]).values["0"]
+    by_sample = taylor_units(model, structure, [batch], form="activation").values["0"] * 16
+    assert (by_sample > 1.01 * by_gate).all()
+
+
+@pytest.mark.parametrize("form", ["gate", "activation"])
+@pytest.mark.parametrize("id", ["residual", "separate", "tied"])
+def test_units_do_not_depend_on_how_data_are_cut(form, id):
+    case = small_case(id)
+    model = case.model()
+    (x, y), task = batch_for(model, case.inputs(7))
+    structure = trace(model, x[:1])
+    whole = taylor_units(model, structure, [(x, y)], task, form=form)
+    parts = list(zip(x.split(3), y.split(3), strict=True))
+    for other in (
+        taylor_units(model, structure, parts, task, form=form),
+        taylor_units(model, structure, iter([(x, y)]), task, form=form, micro_batch=2),
+    ):
+        assert (other.count, other.missing) == (whole.count, whole.missing)
+        assert other.loss == pytest.approx(whole.loss, rel=1e-12)
+        assert_products_close(other.values, whole.values, tolerance=1e-10)
+
+
+def test_a_cut_network_is_scored_by_the_structure_that_was_derived():
+    case = small_case("residual")
+    model = case.model()
+    batch, task = batch_for(model, case.inputs(3))
+    structure = trace(model, batch[0])
+    plan = structure.plan({"stem.0": [0, 2, 3, 5], "blocks.0.conv1": [1, 4]})
+    small = cut(model, plan)
+    for form in ("gate", "activation"):
+        found = taylor_units(small, structure.after(plan), [batch], task, form=form).values
+        want = taylor_units(small, trace(small, batch[0]), [batch], task, form=form).values
+        assert_products_close(found, want, tolerance=EXACT)
+
+
+class Deaf(nn.Module):
+    """One reader of the stream is a parameter of the network itself, and no module shows what it reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 6), nn.Linear(6, 5), nn.Linear(5, CLASSES)
+        self.mix = nn.Parameter(torch.randn(CLASSES, 6))
+
+    def forward(self, x):
+        x = torch.relu(self.a(x))
+        return self.c(torch.relu(self.b(x))) + x @ self.mix.T
+
+
+def test_groups_of_which_a_reader_is_out_of_sight_are_missing():
+    model = built(Deaf)
+    for form in ("gate", "activation"):
+        found = taylor_units(model, trace(model, rows()[0]), [rows()], form=form)
+        assert (list(found.values), found.missing) == (["b"], ("a",))
+
+
+def test_groups_that_torchs_own_attention_reads_or_holds_are_missing():
+    case = small_case("encoder")
+    model = case.model()
+    batch, task = batch_for(model, case.inputs())
+    structure = trace(model, batch[0])
+    found = taylor_units(model, structure, [batch], task)
+    assert set(found.values) == {"1.layers.0.linear1", "1.layers.1.linear1"}
+    assert set(found.missing) == {g.name for g in structure.groups} - set(found.values)
+    assert {structure[name].kind for name in found.missing} == {"stream", "head", "head_dim"}
+
+
+@pytest.mark.parametrize("id", ["recurrent", "experts"])
+def test_networks_that_show_no_group_whole_are_refused(id):
+    case = small_case(id)
+    model = case.model()
+    batch, task = batch_for(model, case.inputs())
+    with pytest.raises(ModelError, match="no place for a gate"):
+        taylor_units(model, trace(model, batch[0]), [batch], task)
+
+
+def test_programs_are_refused_and_can_be_scored_by_parameters():
+    case = small_case("hard coded")
+    model, x = case.model(), case.inputs()
+    structure = trace(model, x)
+    plan = structure.plan({g.name: range(g.size - 1) for g in structure.groups})
+    program = cut(model, plan)
+    batch = (x, torch.tensor([0, 1]))
+    with pytest.raises(ModelError, match="delivered as a program has none"):
+        taylor_units(program, structure.after(plan), [batch])
+    assert taylor(program, [batch]).count == 2
+
+
+def test_an_unknown_form_is_answered_with_those_there_are():
+    model = built(flattened)
+    with pytest.raises(ConfigError, match="form='weights' was asked for; there are gate, activ"):
+        taylor_units(model, trace(model, images()[0]), [images()], form="weights")

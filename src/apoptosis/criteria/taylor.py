@@ -66,11 +66,11 @@ def taylor_units(
         micro_batch: at most so many samples at once, to bound memory.
 
     Returns:
-        Scores of every group that has a site to put gates on; the others are `missing`.
+        Scores of every group that has sites to put all of its gates on; the others are `missing`.
 
     Raises:
         ConfigError: no such form.
-        ModelError: no group has such a site.
+        ModelError: no group has such sites.
     """
     if form not in FORMS:
         raise ConfigError(f"form={form!r} was asked for; there are {', '.join(FORMS)}.")
@@ -79,7 +79,7 @@ def taylor_units(
     gated = [group for group in structure.groups if sites[group.name]]
     if not gated:
         raise ModelError(
-            "No module of the model shows a group's units at its input or output, so there is no place for a gate. A "
+            "No group has modules that show its units wherever they are read, so there is no place for a gate. A "
             "network delivered as a program has no modules; score it by a criterion of parameters, such as `taylor`."
         )
     sums = {group.name: torch.zeros(group.size, dtype=torch.float64) for group in gated}
@@ -107,18 +107,29 @@ def taylor_units(
 
 
 def gate_sites(model: nn.Module, group: Group) -> list[Site]:
-    """Where gates on a group's units stand: where it is read, else where it is made."""
+    """Where gates on a group's units stand: where it is read, else where it is made.
+
+    Nowhere if a part of that is shown by no module, as inside recurrent cells and torch's own attention: gates on the
+    rest would be worth something else.
+    """
     names = {id(p): path for path, p in model.named_parameters()}
     holders: dict[str, set[str]] = {}
     for path, module in model.named_modules():
         holders[path] = {names[id(p)] for p in module.parameters(recurse=False) if id(p) in names}
+    made = {part.tensor for part in group.slices if part.role == "producer"}
+    passed_on = {(s.module, s.call) for s in group.sites if s.side == "output"}
     for role, side in (("consumer", "input"), ("producer", "output")):
         tensors = {part.tensor for part in group.slices if part.role == role}
-        found = [
-            s for s in group.sites if s.side == side and tensors & holders.get(s.module, set())
-        ]
+        found: list[Site] = []
+        for site in (s for s in group.sites if s.side == side):
+            own = holders.get(site.module, set())
+            # A tied head reads the stream with a tensor that also makes it.
+            is_tied = bool(own & made) and (site.module, site.call) not in passed_on
+            if own & tensors or is_tied:
+                found.append(site)
         if found:
-            return found
+            seen = {name for site in found for name in holders[site.module]}
+            return found if tensors <= seen else []
     return []
 
 
