@@ -16,6 +16,8 @@ class Choice:
     steps: int = 1
     aggregation: Aggregation | None = None
     selection: Selection = field(default_factory=Selection)
+    mended: bool = False
+    """Batch norms are measured anew after every step."""
 
     def named(self, draw: int) -> Criterion:
         """The criterion; chance has another seed in every draw."""
@@ -24,4 +26,29 @@ class Choice:
         return CRITERIA[self.criterion]
 
 
-REPORTED: tuple[Choice, ...] = ()
+ENTRIES = Aggregation(absolute="entry", roles=("producer", "consumer"))
+CONSUMERS = Aggregation(absolute="slice", roles=("consumer",))
+PRICED = Selection(per="cost")
+
+REPORTED: tuple[Choice, ...] = tuple(
+    Choice(
+        f"{name} {steps} {how.absolute}{' mended' if mended else ''}",
+        name,
+        steps,
+        how,
+        PRICED,
+        mended,
+    )
+    for name, how in (
+        ("obd-ggn", ENTRIES),
+        ("obd-fisher", ENTRIES),
+        ("oba", ENTRIES),
+        ("oba-hessian", ENTRIES),
+        ("oba-ggn", ENTRIES),
+        ("oba-ggn", CONSUMERS),
+        ("taylor", ENTRIES),
+        ("taylor", CONSUMERS),
+    )
+    for steps in (5, 20)
+    for mended in (False, True)
+)

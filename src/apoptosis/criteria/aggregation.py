@@ -24,6 +24,7 @@ from itertools import combinations
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -169,7 +170,8 @@ def _counts(part: Slice, scores: Scores, how: Aggregation) -> bool:
 
 def _gathered(slices: list[Slice], scores: Scores, how: Aggregation) -> Tensor:
     sums = [_slice_sum(s, scores.values[s.tensor], how.absolute) for s in slices]
-    total = torch.stack(sums).sum(0)
+    # One transfer per group: on a GPU each costs more than the sums.
+    total = torch.stack([own.to(sums[0].device) for own in sums]).sum(0).cpu()
     if how.absolute in ("none", "unit"):
         total -= _counted_twice(slices, scores)
     if how.absolute == "unit":
@@ -182,8 +184,16 @@ def _slice_sum(part: Slice, value: Tensor, absolute: str) -> Tensor:
     entries = value.detach().abs() if absolute == "entry" else value.detach()
     others = [dim for dim in range(value.dim()) if dim != part.dim]
     lines = entries.sum(others, dtype=torch.float64) if others else entries.double()
-    found = lines.cpu()[torch.as_tensor(part.indices)].sum(1)
+    found = _by_unit(lines, part)
     return found.abs() if absolute == "slice" else found
+
+
+def _by_unit(lines: Tensor, part: Slice) -> Tensor:
+    """(units,): sums of lines, one per entry along a dimension. Most slices have one entry per unit, in order."""
+    indices = part.indices
+    if indices.shape == (len(lines), 1) and (indices[:, 0] == np.arange(len(lines))).all():
+        return lines
+    return lines[torch.as_tensor(indices, device=lines.device)].sum(1)
 
 
 def _counted_twice(slices: list[Slice], scores: Scores) -> Tensor:

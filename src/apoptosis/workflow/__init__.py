@@ -3,6 +3,12 @@
 Gets models and data as arguments, returns records.
 """
 
-from apoptosis.workflow.pruning import DEFAULT_CRITERION, DEFAULT_STEPS, prune
+from apoptosis.workflow.pruning import (
+    DEFAULT_CRITERION,
+    DEFAULT_STEPS,
+    default_selection,
+    first_sample,
+    prune,
+)
 
-__all__ = ["DEFAULT_CRITERION", "DEFAULT_STEPS", "prune"]
+__all__ = ["DEFAULT_CRITERION", "DEFAULT_STEPS", "default_selection", "first_sample", "prune"]

@@ -1,8 +1,9 @@
 """`prune`: score, remove a few units, score again, until the budget is met.
 
 What a unit is worth depends on who else is there, so scores are taken anew after every small removal. With a share b
-asked for and T steps, step t leaves at most b^(t/T): each step removes the same part of what is there. The model is
-traced once; structures of the networks in between are derived.
+asked for and T steps, step t leaves at most b^(t/T): each step removes the same part of what is there. Repairs run
+after every cut, so that a step scores the network as it would be used. The model is traced once; structures of the
+networks in between are derived.
 """
 
 import inspect
@@ -62,7 +63,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         steps: how often the network is scored and cut.
         aggregation: how scores of parameters are gathered into units; the criterion's own unless given.
         selection: how units are ranked, and which are left alone.
-        repair: what to do with the network afterwards, in this order.
+        repair: what to do with the network after every cut, in this order; the next scores are of what it gives.
         example_inputs: what to trace the model with; the first sample of the batches unless given. MACs are counted for
             these.
 
@@ -99,10 +100,10 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         part = plan_within(structure, units, *_limits(dense, budget, selection, step / steps))
         if part.kept:
             small, structure, plan = cut(small, part), structure.after(part), plan.then(part)
+            for mend in repairs:
+                small = mend(model, small, plan, batches, task)
         history.append(_record(step, units, part, structure, time.perf_counter() - start))
     small = cut(model, plan) if small is model else small
-    for mend in repairs:
-        small = mend(model, small, plan, batches, task)
     return Outcome(
         small,
         plan,
