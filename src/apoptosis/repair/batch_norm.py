@@ -5,7 +5,7 @@ norm's mean and variance over *all* samples and positions become its running sta
 
     μ = Σx / n,    σ² = (Σx² − n μ²) / (n − 1)        per channel, in float64, whatever the batches' sizes.
 
-Weights stay as they are, and no labels are needed.
+Weights stay as they are, no labels are needed, and a norm that the network does not run in eval mode keeps what it had.
 """
 
 import copy
@@ -55,8 +55,14 @@ def batch_norm(
         for batch in track(batches, "measuring batch norms"):
             args, kwargs = task.inputs(batch)
             mended(*args, **kwargs)
+    if not any(total.count for total in totals):
+        raise DataError(
+            "Batch norms were to be measured anew and saw no samples: the batches are empty or were used up by an "
+            "earlier loop. Give batches that can be iterated again, such as a list or a DataLoader."
+        )
     for norm, total in zip(norms, totals, strict=True):
-        total.write_to_(norm)
+        if total.count:
+            total.write_to_(norm)
     return mended
 
 
@@ -70,16 +76,17 @@ class _Total:
 
     def add(self, x: Tensor) -> None:
         by_channel = x.detach().transpose(0, 1).flatten(1).double()
+        if by_channel.shape[1] < 2:
+            raise DataError(
+                f"A batch norm was to be measured on {by_channel.shape[1]} values per channel (its input has shape "
+                f"{tuple(x.shape)}); a variance needs at least two. Give larger batches, and drop a last one of a "
+                "single sample."
+            )
         self.count += by_channel.shape[1]
         self.sum = self.sum + by_channel.sum(1)
         self.squares = self.squares + by_channel.square().sum(1)
 
     def write_to_(self, norm: _BatchNorm) -> None:
-        if self.count < 2:
-            raise DataError(
-                f"Batch norms were to be measured on {self.count} values per channel; a variance needs at least two. "
-                "Give batches that can be iterated again, such as a list or a DataLoader, with samples in them."
-            )
         mean = torch.as_tensor(self.sum) / self.count
         variance = (torch.as_tensor(self.squares) - self.count * mean.square()) / (self.count - 1)
         assert norm.running_mean is not None, "asked only of norms with statistics"
@@ -93,10 +100,10 @@ def _measuring(norms: list[_BatchNorm], totals: list[_Total]) -> Iterator[None]:
     """Norms use the batch's statistics inside the block, their own are left alone, and inputs are added up."""
 
     def adding(total: _Total) -> Any:
-        return lambda _module, args: total.add(args[0])
+        return lambda _module, args, kwargs: total.add(args[0] if args else kwargs["input"])
 
     handles = [
-        norm.register_forward_pre_hook(adding(total))
+        norm.register_forward_pre_hook(adding(total), with_kwargs=True)
         for norm, total in zip(norms, totals, strict=True)
     ]
     momenta = [norm.momentum for norm in norms]
