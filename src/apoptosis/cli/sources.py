@@ -11,30 +11,40 @@ Weights are whatever the function gives; library models have random ones.
 """
 
 import importlib
-import importlib.util
-import inspect
-import sys
-import traceback
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from apoptosis.cli.functions import call_function, is_function_name
+from apoptosis.cli.names import nearest
 from apoptosis.errors import ConfigError
 from apoptosis.models import MODELS
 
-__all__ = ["NamedModel", "find_model", "parse_shape"]
+__all__ = ["NamedModel", "find_model", "make_model", "parse_shape"]
 
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A model, and inputs to run it on."""
+    """A model, and what is known of it besides.
+
+    Attributes:
+        model: as it was made.
+        example_inputs: to run it on; None where none are known.
+        imports: what Python must import to make it again.
+        maker: the Python expression of a function that makes it again.
+        has_random_weights: it comes from a library and nobody trained it.
+    """
 
     model: nn.Module
     example_inputs: Any
+    imports: str
+    maker: str
+    has_random_weights: bool
 
 
 def find_model(name: str, shapes: list[str], *, meta: bool = False) -> NamedModel:
@@ -49,9 +59,8 @@ def find_model(name: str, shapes: list[str], *, meta: bool = False) -> NamedMode
         ConfigError: there is no such model, or no inputs are known for it.
     """
     with torch.device("meta" if meta else "cpu"):
-        model, known = _made(name)
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"{name} gave {type(model).__name__}, which is no torch.nn.Module.")
+        named = make_model(name)
+    known = named.example_inputs
     if shapes:
         known = tuple(parse_shape(shape) for shape in shapes)
     if known is None:
@@ -59,7 +68,19 @@ def find_model(name: str, shapes: list[str], *, meta: bool = False) -> NamedMode
             f"No inputs are known for {name}. Say their shapes: --input 1x3x224x224 (--input int:1x16 for token "
             "ids), or let the function return the model and its example inputs."
         )
-    return NamedModel(model, _to_meta(known) if meta else known)
+    return replace(named, example_inputs=_to_meta(known) if meta else known)
+
+
+def make_model(name: str) -> NamedModel:
+    """The model of that name, whether inputs are known for it or not.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    named = _made(name)
+    if not isinstance(named.model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"{name} gave {type(named.model).__name__}, which is no torch.nn.Module.")
+    return named
 
 
 def parse_shape(text: str) -> Tensor:
@@ -83,115 +104,43 @@ def parse_shape(text: str) -> Tensor:
         ) from error
 
 
-def _made(name: str) -> tuple[Any, Any]:
-    """A model and its inputs, None where none are known."""
+def _made(name: str) -> NamedModel:
     if name in MODELS:
         entry = MODELS[name]
-        return entry.make(), (torch.zeros(entry.input_shape),)
+        return NamedModel(
+            entry.make(),
+            (torch.zeros(entry.input_shape),),
+            "from apoptosis.models import MODELS",
+            f"MODELS[{json.dumps(name)}].make",
+            has_random_weights=True,
+        )
     source, _, rest = name.partition(":")
     if source in _LIBRARIES and rest:
         return _LIBRARIES[source](rest)
-    path, _, function = name.rpartition(":")
-    if not path:
+    if not is_function_name(name):
         own, libraries = ", ".join(MODELS), ", ".join(f"{library}:NAME" for library in _LIBRARIES)
         raise ConfigError(
-            f"There is no model {name!r}. Known are {own}, {libraries}, and module:function or file.py:function for "
-            "your own."
+            f"There is no model {name!r}.{nearest(name, MODELS)} Known are {own}, {libraries}, and module:function or "
+            "file.py:function for your own."
         )
-    made = _called(path, function)
-    return made if isinstance(made, tuple) else (made, None)
+    return _own(name)
 
 
-def _called(path: str, name: str) -> Any:
-    """What a person's function gives."""
-    module = _from_file(Path(path)) if path.endswith(".py") else _imported(path)
-    function = _function(module, path, name)
-    if needed := _needed_arguments(function):
-        raise ConfigError(
-            f"{path}:{name} needs arguments: {', '.join(needed)}. Give a function without any that calls it and "
-            "returns the model."
-        )
-    try:
-        return function()
-    except Exception as error:
-        raise ConfigError(_told(f"{path}:{name}", error)) from error
+def _own(name: str) -> NamedModel:
+    made = call_function(name, "the model")
+    path, _, function = name.rpartition(":")
+    model: Any
+    model, known = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if path.endswith(".py"):
+        imports, maker = "import runpy", f"runpy.run_path({json.dumps(path)})[{function!r}]"
+    else:
+        imports, maker = f"from {path} import {function}", function
+    if model is not made:
+        maker = f"lambda: {maker}()[0]"
+    return NamedModel(model, known, imports, maker, has_random_weights=False)
 
 
-def _needed_arguments(function: Callable[..., Any]) -> list[str]:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # written in C, without a signature
-        return []
-    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
-
-
-def _told(what: str, error: Exception) -> str:
-    """What failed, why, and on which line of the person's file: the first that ran after Python's own and ours."""
-    message = f"{what} failed with {type(error).__name__}: {str(error) or 'no message'}."
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename not in (__file__, importlib.__file__)
-        and not frame.filename.startswith("<frozen")
-    ]
-    if not frames:  # a syntax error; its message has the line
-        return message
-    frame = [frame for frame in frames if frame.filename == frames[0].filename][-1]
-    return f"{message} At {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
-
-
-def _function(module: Any, path: str, name: str) -> Callable[..., Any]:
-    function = getattr(module, name, None)
-    if not callable(function):
-        functions = [
-            key
-            for key, item in vars(module).items()
-            if callable(item)
-            and not key.startswith("_")
-            and getattr(item, "__module__", None) == module.__name__
-        ]
-        raise ConfigError(
-            f"{path} has no function {name!r}. It has {', '.join(functions[:10]) or 'none'}."
-        )
-    return function
-
-
-def _imported(path: str) -> Any:
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        return importlib.import_module(path)
-    except ImportError as error:
-        raise ConfigError(
-            f"{path!r} cannot be imported ({error}). Give a module that Python finds from this folder, or "
-            "path/to/file.py."
-        ) from error
-    except Exception as error:
-        raise ConfigError(_told(path, error)) from error
-    finally:
-        sys.path.remove(str(Path.cwd()))
-
-
-def _from_file(path: Path) -> Any:
-    if not path.is_file():
-        raise ConfigError(f"There is no file {path}.")
-    # No import statement can say this name, so the file hides no module.
-    name = f"<{path.resolve()}>".replace(".", "_")
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None, "a .py file always has a loader"
-    assert spec.loader is not None, "a .py file always has a loader"
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses and type hints look their module up while it runs.
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise ConfigError(_told(str(path), error)) from error
-    return module
-
-
-def _timm(name: str) -> tuple[nn.Module, Any]:
+def _timm(name: str) -> NamedModel:
     timm = _library("timm")
     if not timm.is_model(name):
         near = ", ".join(timm.list_models(f"*{name[:6]}*")[:5])
@@ -199,18 +148,31 @@ def _timm(name: str) -> tuple[nn.Module, Any]:
             f"timm has no model {name!r}. It has {near or 'a list: timm.list_models()'}."
         )
     model = timm.create_model(name)
-    return model, (torch.zeros(1, *model.pretrained_cfg["input_size"]),)
+    return NamedModel(
+        model,
+        (torch.zeros(1, *model.pretrained_cfg["input_size"]),),
+        "import timm",
+        f"lambda: timm.create_model({json.dumps(name)})",
+        has_random_weights=True,
+    )
 
 
-def _torchvision(name: str) -> tuple[nn.Module, Any]:
+def _torchvision(name: str) -> NamedModel:
     models = _library("torchvision").models
     try:
-        return models.get_model(name, weights=None), (torch.zeros(1, 3, 224, 224),)
+        model = models.get_model(name, weights=None)
     except ValueError as error:
         raise ConfigError(f"torchvision has no model {name!r}: {error}.") from error
+    return NamedModel(
+        model,
+        (torch.zeros(1, 3, 224, 224),),
+        "import torchvision",
+        f"lambda: torchvision.models.get_model({json.dumps(name)}, weights=None)",
+        has_random_weights=True,
+    )
 
 
-def _transformers(folder: str) -> tuple[nn.Module, Any]:
+def _transformers(folder: str) -> NamedModel:
     transformers = _library("transformers")
     if not (Path(folder) / "config.json").is_file():
         raise ConfigError(
@@ -219,7 +181,15 @@ def _transformers(folder: str) -> tuple[nn.Module, Any]:
     config = transformers.AutoConfig.from_pretrained(folder)
     architecture = getattr(transformers, (config.architectures or ["AutoModel"])[0])
     make = getattr(architecture, "from_config", architecture)
-    return make(config), {"input_ids": torch.zeros(1, 16, dtype=torch.int64)}
+    model = make(config)
+    return NamedModel(
+        model,
+        {"input_ids": torch.zeros(1, 16, dtype=torch.int64)},
+        "import transformers",
+        f"lambda: transformers.{type(model).__name__}"
+        f"(transformers.AutoConfig.from_pretrained({json.dumps(folder)}))",
+        has_random_weights=True,
+    )
 
 
 def _library(name: str) -> Any:
@@ -247,7 +217,7 @@ def _to_meta(inputs: Any) -> Any:
     return inputs
 
 
-_LIBRARIES: dict[str, Callable[[str], tuple[nn.Module, Any]]] = {
+_LIBRARIES: dict[str, Callable[[str], NamedModel]] = {
     "timm": _timm,
     "torchvision": _torchvision,
     "transformers": _transformers,
