@@ -1,0 +1,189 @@
+"""What `prune` and `score` work on: a model and data that are known to fit each other.
+
+Everything a person can have mistyped is looked at here, before the work begins.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.text import Text
+from torch import nn
+
+from apoptosis.cli.data_sources import NamedData, Reading, find_data
+from apoptosis.cli.sources import NamedModel, make_model
+from apoptosis.cli.weights import load_weights_
+from apoptosis.errors import ApoptosisError, ConfigError, DataError
+from apoptosis.modes import in_eval_mode
+from apoptosis.structure import Structure, trace
+from apoptosis.task import Batch, Task, tensors_in
+from apoptosis.training import FitOptions, fit_
+from apoptosis.workflow import first_sample
+
+__all__ = ["Subject", "SubjectOptions", "find_subject", "seeded", "train_if_new_"]
+
+EPOCHS = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubjectOptions:
+    """Which model, with which weights, on which data."""
+
+    model: str
+    data: str
+    weights: Path | None = None
+    samples: int | None = None
+    batch_size: int | None = None
+    device: str = "cpu"
+    seed: int = 0
+
+    @property
+    def is_new(self) -> bool:
+        """The one model that is trained here: it takes seconds, and it is made for these data."""
+        return self.model == "digits_cnn" and self.data == "digits" and self.weights is None
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model in eval mode, data on the same device, and the structure traced on the first sample."""
+
+    named: NamedModel
+    data: NamedData
+    example_inputs: Any
+    structure: Structure
+
+    @property
+    def model(self) -> nn.Module:
+        """The network itself."""
+        return self.named.model
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Random numbers inside the block depend on the seed alone; the state of before comes back."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
+
+
+def find_subject(options: SubjectOptions, console: Console) -> Subject:
+    """Find model, weights and data, and try them on each other; what should be known is said on `console`.
+
+    Raises:
+        ApoptosisError: one of them cannot be found, or they do not fit.
+    """
+    device = _device(options.device)
+    named = make_model(options.model)
+    if options.weights is not None:
+        load_weights_(named.model, options.weights)
+    elif named.has_random_weights and not options.is_new:
+        _say(
+            console,
+            f"Note: {options.model} has random weights, so scores say little. Give trained ones: --weights FILE",
+        )
+    named.model.to(device).eval()
+    reading = Reading(
+        samples=options.samples, batch_size=options.batch_size, device=device, seed=options.seed
+    )
+    data = find_data(options.data, reading)
+    for batches in (data.scoring, data.evaluation):
+        if batches is not None:
+            _check_fits(named, data.task, batches, options)
+    example = first_sample(named.model, data.scoring, data.task)
+    return Subject(named, data, example, trace(named.model, example))
+
+
+def train_if_new_(subject: Subject, options: SubjectOptions, console: Console) -> None:
+    """The built-in network of the digits has no trained weights: give it some. Others stay as they are."""
+    if not options.is_new:
+        return
+    assert subject.data.training is not None, "the digits have training images"
+    _say(
+        console,
+        f"Note: digits_cnn comes without trained weights; training it on the digits for {EPOCHS} epochs first.",
+    )
+    fit_(
+        subject.model,
+        subject.data.training,
+        subject.data.task,
+        FitOptions(epochs=EPOCHS, seed=options.seed),
+    )
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(Text(text), soft_wrap=True)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"There is no device {name!r}. Say cpu, cuda, or cuda:1 for the second of several."
+        ) from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"--device {name} was asked for, and torch {torch.__version__} finds no CUDA device. Use --device cpu, or "
+            "install a build of torch for your GPU."
+        )
+    return device
+
+
+def _check_fits(
+    named: NamedModel, task: Task, batches: Iterable[Batch], options: SubjectOptions
+) -> None:
+    """Run the first batch, and take its loss where it has labels."""
+    batch = next(iter(batches))
+    model, names = named.model, f"{options.model} and {options.data} do not fit"
+    args, kwargs = task.inputs(batch)
+    shapes = _shapes((args, kwargs))
+    known = (
+        ""
+        if named.example_inputs is None
+        else f" (it is known to take {_shapes(named.example_inputs)})"
+    )
+    with in_eval_mode(model), torch.no_grad():
+        raw = _tried(
+            lambda: model(*args, **kwargs),
+            f"{names}: the model does not run on a batch of inputs of shape {shapes}{known}",
+            options,
+        )
+        outputs = task.outputs(raw)
+        _tried(
+            lambda: _loss(task, outputs, batch),
+            f"{names}: the loss of outputs of shape {tuple(outputs.shape)} cannot be taken with these labels",
+            options,
+        )
+
+
+def _loss(task: Task, outputs: torch.Tensor, batch: Batch) -> None:
+    try:
+        task.loss(outputs, batch)
+    except ApoptosisError:
+        return  # no labels: some criteria need none, the others will say so
+
+
+def _tried(run: Callable[[], Any], failure: str, options: SubjectOptions) -> Any:
+    try:
+        return run()
+    except ApoptosisError:
+        raise
+    except torch.OutOfMemoryError as error:
+        raise DataError(
+            f"A batch of {options.data} does not fit into the memory of {options.device}. Ask for smaller ones: "
+            "--batch-size 16."
+        ) from error
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        raise DataError(
+            f"{failure}. {type(error).__name__}: {lines[0][:300]}. Give data of the shape that the model was made for, "
+            "or another model."
+        ) from error
+
+
+def _shapes(inputs: Any) -> str:
+    return ", ".join(str(tuple(t.shape)) for t in tensors_in(inputs)) or "no tensors"

@@ -1,0 +1,209 @@
+import pytest
+import torch
+
+from apoptosis.cli.data_sources import Reading, find_data
+from apoptosis.errors import ConfigError, DataError
+from apoptosis.task import Task
+
+SOURCE = """
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from apoptosis import Task
+
+X, Y = torch.arange(10.0).view(10, 1), torch.arange(10) % 3
+TASK = Task.language_model()
+READ = []
+
+def as_list():
+    return [(X[:4], Y[:4]), (X[4:8], Y[4:8]), (X[8:], Y[8:])]
+
+def loader():
+    return DataLoader(TensorDataset(X, Y), batch_size=4)
+
+def pair():
+    return as_list(), loader()
+
+def triple():
+    return [torch.zeros(2, 5, dtype=torch.int64)], None, TASK
+
+def single():
+    return (as_list(),)
+
+def dicts():
+    return [{"x": X, "labels": Y}]
+
+def counted():
+    class Counted:
+        def __iter__(self):
+            READ.append(1)
+            return iter(as_list())
+    return Counted()
+
+def stream():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(zip(X, Y))
+    return DataLoader(Stream(), batch_size=4)
+
+def nothing():
+    as_list()
+
+def generator():
+    yield from as_list()
+
+def one_shot():
+    return iter(as_list())
+
+def empty():
+    return []
+
+def a_batch():
+    return X, Y
+
+def a_tensor():
+    return X
+
+def a_dict():
+    return {"x": X}
+
+def a_dataset():
+    class Images(Dataset):
+        def __getitem__(self, place):
+            return X[place], Y[place]
+    return Images()
+
+def texts():
+    return ["a", "b"]
+
+def four():
+    return as_list(), as_list(), TASK, 1
+
+def no_task():
+    return as_list(), as_list(), "classification"
+
+def empty_evaluation():
+    return as_list(), []
+
+def shot_evaluation():
+    return as_list(), iter(as_list())
+
+def fails():
+    raise FileNotFoundError("no images here")
+
+def needs(folder):
+    return as_list()
+
+def broken_loader():
+    class Broken(Dataset):
+        def __len__(self):
+            return 4
+        def __getitem__(self, place):
+            raise ValueError(f"image {place} is damaged")
+    return DataLoader(Broken(), batch_size=2)
+"""
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    path = tmp_path_factory.mktemp("own") / "mine.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def sizes(batches):
+    return [len(labels) for _, labels in batches]
+
+
+def test_the_digits_are_scored_on_training_and_evaluated_on_test_images():
+    data = find_data("digits", Reading(samples=100, batch_size=30))
+    assert sizes(data.scoring) == [30, 30, 30, 10]
+    assert sum(sizes(data.evaluation)) == 300
+    assert sum(sizes(data.training)) == 1200, "training is not what --samples is about"
+    other = find_data("digits", Reading(samples=100, seed=1))
+    assert not torch.equal(next(iter(other.scoring))[0], next(iter(data.scoring))[0])
+
+
+@pytest.mark.parametrize("name", ["as_list", "loader", "pair", "single", "stream"])
+def test_batches_are_found_and_can_be_read_again(own, name):
+    data = find_data(f"{own}:{name}", Reading())
+    for _ in range(2):
+        assert sizes(data.scoring) == [4, 4, 2]
+        torch.testing.assert_close(
+            torch.cat([x for x, _ in data.scoring]).flatten(), torch.arange(10.0)
+        )
+    assert (data.evaluation is not None) == (name == "pair")
+    assert data.training is None
+    assert hasattr(data.scoring, "__len__") == (name != "stream")
+    assert name == "stream" or len(data.scoring) == 3
+
+
+def test_a_task_comes_as_the_third(own):
+    data = find_data(f"{own}:triple", Reading())
+    assert isinstance(data.task, Task)
+    assert data.task.count(next(iter(data.scoring))) == 8
+    assert data.evaluation is None
+
+
+def test_batches_are_split_into_smaller_ones(own):
+    data = find_data(f"{own}:pair", Reading(batch_size=3))
+    assert sizes(data.scoring) == sizes(data.evaluation) == [3, 1, 3, 1, 2]
+
+
+def test_so_many_samples_are_read_once_and_kept(own):
+    data = find_data(f"{own}:pair", Reading(samples=6))
+    assert sizes(data.scoring) == [4, 2]
+    assert sizes(data.evaluation) == [4, 4, 2], "all are evaluated"
+    assert sizes(find_data(f"{own}:loader", Reading(samples=99)).scoring) == [4, 4, 2]
+    (batch,) = find_data(f"{own}:dicts", Reading(samples=3)).scoring
+    assert batch["x"].shape == (3, 1)
+
+
+def test_tensors_go_to_the_device(own):
+    for name in ("as_list", "dicts", "triple"):
+        data = find_data(f"{own}:{name}", Reading(device=torch.device("meta")))
+        batch = next(iter(data.scoring))
+        tensors = batch.values() if isinstance(batch, dict) else batch
+        assert all(tensor.is_meta for tensor in tensors)
+
+
+REFUSED = {
+    "nothing": "returned nothing. End the function with `return batches`",
+    "generator": "gave a generator, which can be read only once",
+    "one_shot": "gave a list_iterator, which can be read only once",
+    "empty": "has no batches. Give at least one",
+    "a_batch": "gave a Tensor where batches were expected",
+    "a_tensor": "gave a Tensor where batches were expected",
+    "a_dict": "gave a dict where batches were expected",
+    "a_dataset": "gave a Images where batches were expected",
+    "texts": "is a str without any tensor",
+    "four": "gave a tuple of 4",
+    "no_task": "gave is a str. It is the Task",
+    "empty_evaluation": "evaluation has no batches",
+    "shot_evaluation": "evaluation gave a list_iterator",
+    "broken_loader": "failed with ValueError: image 0 is damaged. At .*mine.py:",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_are_no_batches_is_refused_with_what_to_return(own, name):
+    with pytest.raises(DataError, match=REFUSED[name]):
+        find_data(f"{own}:{name}", Reading())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("fails", "failed with FileNotFoundError: no images here. At .*mine.py:"),
+        ("needs", "needs arguments: folder.*returns batches"),
+        ("none", "has no function 'none'. It has as_list"),
+    ],
+)
+def test_a_function_that_cannot_be_called_is_told(own, name, message):
+    with pytest.raises(ConfigError, match=message):
+        find_data(f"{own}:{name}", Reading())
+
+
+@pytest.mark.parametrize("name", ["digit", "cifar10", ":", "mine:"])
+def test_unknown_data_are_refused(name):
+    with pytest.raises(DataError, match="There are no data .* Known are digits"):
+        find_data(name, Reading())
