@@ -5,22 +5,27 @@ Exit codes: 0 done, 1 refused (an `ApoptosisError` or a file that cannot be writ
 """
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.panel import Panel
 from rich.text import Text
 
 from apoptosis import __version__
-from apoptosis.errors import ApoptosisError
+from apoptosis.cli.options import (
+    AggregationOption,
+    BatchSizeOption,
+    DataOption,
+    DeviceOption,
+    ModelArgument,
+    SamplesOption,
+    SeedOption,
+    WeightsOption,
+)
+from apoptosis.cli.refusals import INTERRUPTED, errors_shown, say_interrupted
 
 __all__ = ["app", "main"]
-
-INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 app = typer.Typer(
     name="apoptosis",
@@ -35,6 +40,10 @@ Start here:
   apoptosis criteria        the criteria there are, one line each
 
   apoptosis inspect MODEL   what in a model can shrink, and what cannot and why
+
+  apoptosis score digits_cnn --data digits                     what each unit is worth
+
+  apoptosis prune digits_cnn --data digits --keep-flops 0.5    half the network, saved
 """,
     rich_markup_mode="rich",
     no_args_is_help=True,
@@ -49,7 +58,7 @@ def main() -> None:
     try:
         app(prog_name="apoptosis")
     except KeyboardInterrupt:
-        _say_interrupted()
+        say_interrupted()
         sys.exit(INTERRUPTED)
 
 
@@ -97,7 +106,7 @@ def demo(
 
       apoptosis demo --epochs 20 --json > ranking.json
     """
-    with _errors_shown(context):
+    with errors_shown(context):
         from apoptosis.cli.demo import DemoOptions, run_demo
 
         run_demo(DemoOptions(out=out, seed=seed, epochs=epochs, as_json=as_json))
@@ -106,7 +115,7 @@ def demo(
 @app.command()
 def criteria(context: typer.Context) -> None:
     """List the criteria that score a network, one line each."""
-    with _errors_shown(context):
+    with errors_shown(context):
         from rich.table import Table
 
         from apoptosis.criteria import CRITERIA
@@ -120,13 +129,7 @@ def criteria(context: typer.Context) -> None:
 @app.command()
 def inspect(  # noqa: PLR0913 - one parameter per option is how typer reads a command
     context: typer.Context,
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="digits_cnn, timm:NAME, torchvision:NAME, transformers:FOLDER, module:function or file.py:function.",
-            show_default=False,
-        ),
-    ],
+    model: ModelArgument,
     *,
     inputs: Annotated[
         list[str] | None,
@@ -159,7 +162,7 @@ def inspect(  # noqa: PLR0913 - one parameter per option is how typer reads a co
 
       apoptosis inspect my_nets.py:make --input 1x3x32x32 --json > structure.json
     """
-    with _errors_shown(context):
+    with errors_shown(context):
         from apoptosis.cli.inspect import InspectOptions, run_inspect
 
         run_inspect(
@@ -174,32 +177,196 @@ def inspect(  # noqa: PLR0913 - one parameter per option is how typer reads a co
         )
 
 
-@contextmanager
-def _errors_shown(context: typer.Context) -> Iterator[None]:
-    """Turn refusals into one screen of text and an exit code."""
-    try:
-        yield
-    except (ApoptosisError, OSError) as error:
-        console = Console(stderr=True)
-        if context.obj["debug"]:
-            console.print_exception()
-        console.print(
-            Panel(
-                Text(str(error)), title=type(error).__name__, title_align="left", border_style="red"
+@app.command()
+def score(  # noqa: PLR0913 - one parameter per option is how typer reads a command
+    context: typer.Context,
+    model: ModelArgument,
+    *,
+    data: DataOption,
+    criterion: Annotated[
+        str, typer.Option(help="What scores; `apoptosis criteria` lists them.")
+    ] = "oba",
+    aggregation: AggregationOption = None,
+    top: Annotated[int, typer.Option(help="Show so many of the least valuable units.", min=0)] = 10,
+    weights: WeightsOption = None,
+    samples: SamplesOption = None,
+    batch_size: BatchSizeOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="FILE.json for scores of units, FILE.safetensors for those of parameters.",
+            show_default=False,
+        ),
+    ] = None,
+    device: DeviceOption = "cpu",
+    seed: SeedOption = 0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the scores of units as JSON and nothing else.")
+    ] = False,
+) -> None:
+    """Score every unit of a model: what it is worth, group by group. Nothing is removed.
+
+    The lower a score, the sooner `prune` removes the unit. Examples:
+
+      apoptosis score digits_cnn --data digits
+
+      apoptosis score my_nets.py:make --data my_data.py:batches --criterion taylor --top 20
+
+      apoptosis score resnet20 --weights dense.safetensors --data my_data.py:batches --out scores.safetensors
+    """
+    with errors_shown(context):
+        from apoptosis.cli.score import ScoreOptions, run_score
+        from apoptosis.cli.subject import SubjectOptions
+
+        run_score(
+            ScoreOptions(
+                subject=SubjectOptions(
+                    model=model,
+                    data=data,
+                    weights=weights,
+                    samples=samples,
+                    batch_size=batch_size,
+                    device=device,
+                    seed=seed,
+                ),
+                criterion=criterion,
+                aggregation=aggregation,
+                top=top,
+                out=out,
+                as_json=as_json,
             )
         )
-        if not context.obj["debug"]:
-            console.print("Where it came from: apoptosis --debug " + str(context.info_name) + " …")
-        raise typer.Exit(1) from error
-    except KeyboardInterrupt:
-        _say_interrupted()
-        raise typer.Exit(INTERRUPTED) from None
 
 
-def _say_interrupted() -> None:
-    Console(stderr=True).print(
-        "Stopped. Files are written whole or not at all, so none is half done."
-    )
+@app.command()
+def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a command
+    context: typer.Context,
+    model: ModelArgument,
+    *,
+    data: DataOption,
+    keep_flops: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of the MACs that may stay (papers say FLOPs): 0.5 keeps half.",
+            show_default=False,
+        ),
+    ] = None,
+    keep_params: Annotated[
+        float | None,
+        typer.Option(help="Share of the parameters that may stay.", show_default=False),
+    ] = None,
+    keep_units: Annotated[
+        float | None, typer.Option(help="Share of the units that may stay.", show_default=False)
+    ] = None,
+    criterion: Annotated[
+        str, typer.Option(help="What decides which units go; `apoptosis criteria` lists them.")
+    ] = "oba",
+    steps: Annotated[
+        int, typer.Option(help="How often the network is scored and cut.", min=1)
+    ] = 10,
+    aggregation: AggregationOption = None,
+    repair: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Mend the small network: batch_norm measures its statistics anew. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    widths: Annotated[
+        str,
+        typer.Option(help="global ranks all units together, uniform cuts every group alike."),
+    ] = "global",
+    per: Annotated[
+        str, typer.Option(help="Rank by score per unit, or per cost that the unit saves.")
+    ] = "unit",
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="Cut only groups of this kind; may be repeated.", show_default=False),
+    ] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Cut only groups whose name fits, as 'layer1.*'; '!layer1.*' protects them.",
+            show_default=False,
+        ),
+    ] = None,
+    round_to: Annotated[
+        int | None,
+        typer.Option(
+            help="Widths become multiples of it; 8 suits GPUs in 16 bits.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None,
+    floor: Annotated[int, typer.Option(help="Fewest units that a group keeps.", min=1)] = 1,
+    cap: Annotated[float, typer.Option(help="Largest share of a group that may go.")] = 1.0,
+    weights: WeightsOption = None,
+    samples: SamplesOption = None,
+    batch_size: BatchSizeOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the result; runs/ and a name of what was asked for unless said.",
+            show_default=False,
+        ),
+    ] = None,
+    device: DeviceOption = "cpu",
+    seed: SeedOption = 0,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Show what would be done and what it costs; score and write nothing."
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON and nothing else.")
+    ] = False,
+) -> None:
+    """Make a model smaller until it meets a budget: score, remove a few units, score again; then save it.
+
+    At least one of --keep-flops, --keep-params and --keep-units; all that are given are met. Examples:
+
+      apoptosis prune digits_cnn --data digits --keep-flops 0.5 --out runs/half
+
+      apoptosis prune my_nets.py:make --data my_data.py:batches --keep-params 0.3 --dry-run
+
+      apoptosis prune resnet20 --weights dense.safetensors --data my_data.py:batches --keep-flops 0.5 --name '!stem*'
+    """
+    with errors_shown(context):
+        from apoptosis.cli.prune import run_prune
+        from apoptosis.cli.prune_options import PruneOptions
+        from apoptosis.cli.subject import SubjectOptions
+
+        run_prune(
+            PruneOptions(
+                subject=SubjectOptions(
+                    model=model,
+                    data=data,
+                    weights=weights,
+                    samples=samples,
+                    batch_size=batch_size,
+                    device=device,
+                    seed=seed,
+                ),
+                keep_flops=keep_flops,
+                keep_params=keep_params,
+                keep_units=keep_units,
+                criterion=criterion,
+                steps=steps,
+                aggregation=aggregation,
+                repair=tuple(repair or ()),
+                widths=widths,
+                per=per,
+                kinds=tuple(kind or ()),
+                names=tuple(name or ()),
+                round_to=round_to,
+                floor=floor,
+                cap=cap,
+                out=out,
+                dry_run=dry_run,
+                as_json=as_json,
+            )
+        )
 
 
 def _show_version(*, asked: bool) -> None:

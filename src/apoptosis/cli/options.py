@@ -1,0 +1,86 @@
+"""Arguments and options that several commands have, said once. No torch here: help answers at once."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = [
+    "MODEL_NAMES",
+    "AggregationOption",
+    "BatchSizeOption",
+    "DataOption",
+    "DeviceOption",
+    "ModelArgument",
+    "SamplesOption",
+    "SeedOption",
+    "WeightsOption",
+]
+
+MODEL_NAMES = (
+    "digits_cnn",
+    "mlp",
+    "vgg19_bn",
+    "resnet20",
+    "resnet32",
+    "resnet56",
+    "resnet20_narrow",
+    "resnet32_narrow",
+    "resnet56_narrow",
+    "resnet50",
+    "cifar_vit",
+    "vit_tiny16",
+    "vit_b16",
+)
+"""Of `apoptosis.models.MODELS`, which would bring torch: seconds for a page of help. A test compares the two."""
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        help=f"{', '.join(MODEL_NAMES)}; timm:NAME, torchvision:NAME, transformers:FOLDER; or your own: "
+        "module:function, file.py:function, which returns the model.",
+        show_default=False,
+    ),
+]
+DataOption = Annotated[
+    str,
+    typer.Option(
+        "--data",
+        help="digits, or your own: module:function or file.py:function, which returns batches (a list, a DataLoader) "
+        "or a tuple: batches to score on, batches to evaluate on, and the Task if it is not classification.",
+        show_default=False,
+    ),
+]
+WeightsOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Trained weights: FILE.safetensors, or what torch.save wrote of a state_dict.",
+        show_default=False,
+    ),
+]
+AggregationOption = Annotated[
+    str | None,
+    typer.Option(
+        help="How scores of parameters become those of units: default, paper, entries, signed. The criterion's own "
+        "unless said.",
+        show_default=False,
+    ),
+]
+SamplesOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Score on at most so many samples, the first ones; your own are read once and kept in memory.",
+        min=1,
+        show_default=False,
+    ),
+]
+BatchSizeOption = Annotated[
+    int | None,
+    typer.Option(
+        help="At most so many samples at once; does not change results.", min=1, show_default=False
+    ),
+]
+DeviceOption = Annotated[str, typer.Option(help="cpu or cuda.")]
+SeedOption = Annotated[
+    int, typer.Option(help="Draws the split of the digits, random weights and orders.", min=0)
+]

@@ -1,0 +1,308 @@
+"""What `apoptosis prune` shows: asked and got side by side, widths before and after, where the result lies."""
+
+import inspect
+import shlex
+from collections.abc import Sized
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from apoptosis.cli.inspect import _number
+from apoptosis.cli.prune_options import PruneOptions
+from apoptosis.cli.sources import NamedModel
+from apoptosis.cli.subject import Subject
+from apoptosis.criteria import CRITERIA
+from apoptosis.errors import BudgetError
+from apoptosis.planning import Budget, Selection, check_reachable
+from apoptosis.records import Outcome
+from apoptosis.structure import Group, Structure
+from apoptosis.training import Evaluation
+from apoptosis.workflow import DEFAULT_CRITERION, DEFAULT_STEPS
+
+__all__ = ["DryRun", "PruneResult", "show_dry_run", "show_result"]
+
+
+@dataclass(frozen=True)
+class PruneResult:
+    """One run of the command."""
+
+    options: PruneOptions
+    named: NamedModel
+    outcome: Outcome
+    before: Evaluation | None
+    after: Evaluation | None
+    seconds: float
+    saved: Path
+
+    def as_data(self) -> dict[str, Any]:
+        """Everything the tables show, and the steps, as plain data."""
+        plan = self.outcome.plan
+        return {
+            "model": self.options.subject.model,
+            "data": self.options.subject.data,
+            "settings": dict(self.outcome.settings),
+            "spent": [asdict(line) for line in self.outcome.spent],
+            "evaluation": self.outcome.settings["evaluation"],
+            "groups": {
+                name: {"before": size, "after": len(plan.kept[name]) if name in plan.kept else size}
+                for name, size in plan.sizes.items()
+            },
+            "delivery": plan.delivery,
+            "delivery_because": plan.delivery_because,
+            "steps": [
+                {
+                    "step": step.step,
+                    "loss": step.loss,
+                    "samples": step.count,
+                    "removed": dict(step.removed),
+                    "macs": step.macs,
+                    "params": step.params,
+                    "seconds": step.seconds,
+                }
+                for step in self.outcome.history
+            ],
+            "seconds": self.seconds,
+            "saved": str(self.saved),
+            "load": load_lines(self),
+            "next": next_command(self)[0],
+        }
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What would be done, as far as it is known without scoring."""
+
+    options: PruneOptions
+    structure: Structure
+    groups: list[Group]
+    asked: dict[str, float]
+    dense: dict[str, int]
+    lowest: dict[str, float]
+    num_batches: int | None
+    reads_data: bool
+
+    @staticmethod
+    def of(
+        options: PruneOptions, subject: Subject, budget: Budget, selection: Selection
+    ) -> "DryRun":
+        """Look at model and data; nothing is scored."""
+        structure, batches = subject.structure, subject.data.scoring
+        groups = selection.groups(structure)
+        return DryRun(
+            options,
+            structure,
+            groups,
+            budget.shares(),
+            {
+                "flops": structure.macs(),
+                "params": structure.params(),
+                "units": sum(group.size for group in groups),
+            },
+            _lowest_shares(structure, selection),
+            len(batches) if isinstance(batches, Sized) else None,
+            _reads_data(options.criterion),
+        )
+
+    def as_data(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "model": self.options.subject.model,
+            "data": self.options.subject.data,
+            "dry_run": True,
+            "criterion": self.options.criterion,
+            "steps": self.options.steps,
+            "asked": self.asked,
+            "dense": self.dense,
+            "lowest": self.lowest,
+            "groups": {group.name: group.size for group in self.groups},
+            "scoring_passes": self.options.steps if self.reads_data else 0,
+            "batches_per_pass": self.num_batches,
+            "out": str(self.options.place),
+        }
+
+
+def show_result(result: PruneResult, console: Console) -> None:
+    """The tables, and what to do with the result."""
+    subject, outcome = result.options.subject, result.outcome
+    samples = max((step.count for step in outcome.history), default=0)
+    on = f" on {samples} samples" if samples else ", which reads no data"
+    console.print(
+        Text.assemble(
+            (subject.model, "bold"),
+            f" pruned by {result.options.criterion} in {len(outcome.history)} steps{on} ({result.seconds:.1f} s)\n",
+        )
+    )
+    console.print(_spending_table(outcome))
+    if result.before is not None and result.after is not None:
+        console.print()
+        console.print(_evaluation_table(result.before, result.after))
+    console.print()
+    console.print(_widths_table(outcome))
+    console.print(Text(f"\n{_delivered(outcome)}"))
+    console.print(Text(f"Saved: {result.saved}"), soft_wrap=True)
+    console.print("Load it again:")
+    for line in load_lines(result):
+        console.print(Text(f"  {line}"), soft_wrap=True)
+    command, why = next_command(result)
+    console.print(Text(f"Next: {command}   ({why})"), soft_wrap=True)
+
+
+def show_dry_run(dry: DryRun, console: Console) -> None:
+    """What would be done, and what it would cost."""
+    options = dry.options
+    console.print(
+        Text.assemble(
+            (options.subject.model, "bold"),
+            f" would be pruned by {options.criterion} in {options.steps} steps. Nothing was scored or written.\n",
+        )
+    )
+    table = _table(("", "left"), ("asked", "right"), ("lowest", "right"), ("dense", "right"))
+    for name, dense in dry.dense.items():
+        asked = f"{dry.asked[name]:.1%}" if name in dry.asked else "–"
+        table.add_row(name, asked, f"{dry.lowest[name]:.2%}", _number(dense))
+    console.print(table)
+    console.print()
+    widths = _table(("group", "left"), ("kind", "left"), ("units", "right"))
+    for group in dry.groups:
+        widths.add_row(Text(group.name), group.kind, str(group.size))
+    console.print(widths)
+    console.print(Text(f"\nCost: {_cost(dry)}"))
+    console.print(Text(f"It would be saved in {options.place}"), soft_wrap=True)
+    console.print(Text(f"Next: {_command(options)}"), soft_wrap=True)
+
+
+def load_lines(result: PruneResult) -> list[str]:
+    """Python that makes the small network again."""
+    place = str(result.saved).replace("\\", "/")
+    return [
+        "import apoptosis as ap",
+        result.named.imports,
+        f'small = ap.load("{place}", dense={result.named.maker})',
+    ]
+
+
+def next_command(result: PruneResult) -> tuple[str, str]:
+    """Mend the batch norms where there are any and it was not done; else, compare with the simplest criterion."""
+    options, small = result.options, result.outcome.model
+    has_norms = any(isinstance(m, _BatchNorm) and m.track_running_stats for m in small.modules())
+    if has_norms and "batch_norm" not in options.repair:
+        repaired = replace(
+            options,
+            repair=(*options.repair, "batch_norm"),
+            out=options.place.with_name(f"{options.place.name}-repaired"),
+        )
+        return _command(repaired), "with batch norms measured anew"
+    other = "magnitude" if options.criterion != "magnitude" else DEFAULT_CRITERION
+    place = options.place.with_name(f"{options.place.name}-{other}")
+    compared = replace(options, criterion=other, out=place)
+    return _command(compared), "how much of this was the criterion?"
+
+
+def _command(options: PruneOptions) -> str:
+    """The command line of these options."""
+    subject = options.subject
+    pairs: list[tuple[str, Any, Any]] = [
+        ("data", subject.data, None),
+        ("weights", subject.weights, None),
+        ("keep-flops", options.keep_flops, None),
+        ("keep-params", options.keep_params, None),
+        ("keep-units", options.keep_units, None),
+        ("criterion", options.criterion, DEFAULT_CRITERION),
+        ("steps", options.steps, DEFAULT_STEPS),
+        ("aggregation", options.aggregation, None),
+        *(("repair", repair, None) for repair in options.repair),
+        ("widths", options.widths, "global"),
+        ("per", options.per, "unit"),
+        *(("kind", kind, None) for kind in options.kinds),
+        *(("name", name, None) for name in options.names),
+        ("round-to", options.round_to, None),
+        ("floor", options.floor, 1),
+        ("cap", options.cap, 1.0),
+        ("samples", subject.samples, None),
+        ("batch-size", subject.batch_size, None),
+        ("device", subject.device, "cpu"),
+        ("seed", subject.seed, 0),
+        ("out", options.out, None),
+    ]
+    words = ["apoptosis", "prune", subject.model]
+    for option, value, default in pairs:
+        if value is not None and value != default:
+            words += [f"--{option}", f"{value:g}" if isinstance(value, float) else str(value)]
+    return shlex.join(words)
+
+
+def _spending_table(outcome: Outcome) -> Table:
+    table = _table(
+        ("", "left"), ("asked", "right"), ("got", "right"), ("dense", "right"), ("left", "right")
+    )
+    asked = outcome.settings["budget"]
+    for line in outcome.spent:
+        table.add_row(
+            line.what,
+            f"{line.asked:.1%}" if line.what in asked else "–",
+            f"{line.got:.2%}",
+            _number(line.dense),
+            _number(line.left),
+        )
+    return table
+
+
+def _evaluation_table(before: Evaluation, after: Evaluation) -> Table:
+    table = _table((f"on {before.count} held out", "left"), ("before", "right"), ("after", "right"))
+    table.add_row("loss", f"{before.loss:.4g}", f"{after.loss:.4g}")
+    for name, value in before.metrics.items():
+        table.add_row(Text(name), f"{value:.4g}", f"{after.metrics.get(name, float('nan')):.4g}")
+    return table
+
+
+def _widths_table(outcome: Outcome) -> Table:
+    table = _table(("group", "left"), ("before", "right"), ("after", "right"))
+    counts = outcome.plan.counts()
+    for name, size in outcome.plan.sizes.items():
+        table.add_row(Text(name), str(size), str(counts[name][0] if name in counts else size))
+    return table
+
+
+def _table(*columns: tuple[str, str]) -> Table:
+    table = Table(box=None, pad_edge=False, title_justify="left")
+    for name, justify in columns:
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    return table
+
+
+def _delivered(outcome: Outcome) -> str:
+    plan = outcome.plan
+    if plan.delivery == "module":
+        return f"Delivered as a module: {type(outcome.model).__name__}, running its own code."
+    return f"Delivered as a program, because {plan.delivery_because}."
+
+
+def _cost(dry: DryRun) -> str:
+    steps = dry.options.steps
+    if not dry.reads_data:
+        return f"{steps} scorings; {dry.options.criterion} reads no data."
+    if dry.num_batches is None:
+        return f"{steps} scoring passes over the data."
+    return f"{steps} scoring passes over {dry.num_batches} batches each, {steps * dry.num_batches} in all."
+
+
+def _reads_data(criterion: str) -> bool:
+    """Criteria that can be called without batches read none."""
+    entry = CRITERIA[criterion]
+    if entry.score is None:
+        return True
+    return inspect.signature(entry.score).parameters["batches"].default is inspect.Parameter.empty
+
+
+def _lowest_shares(structure: Structure, selection: Selection) -> dict[str, float]:
+    """Asked for next to nothing, the library tells how far it gets."""
+    try:
+        check_reachable(structure, Budget(flops=1e-15, params=1e-15, units=1e-15), selection)
+    except BudgetError as error:
+        return error.reachable
+    raise AssertionError("every group keeps a unit")

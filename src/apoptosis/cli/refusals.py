@@ -1,0 +1,44 @@
+"""What is shown when a command does not get to its end: cause and remedy on one screen, and an exit code."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from apoptosis.errors import ApoptosisError
+
+__all__ = ["INTERRUPTED", "errors_shown", "say_interrupted"]
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells count
+
+
+@contextmanager
+def errors_shown(context: typer.Context) -> Iterator[None]:
+    """Turn refusals into one screen of text and an exit code."""
+    try:
+        yield
+    except (ApoptosisError, OSError) as error:
+        console = Console(stderr=True)
+        if context.obj["debug"]:
+            console.print_exception()
+        console.print(
+            Panel(
+                Text(str(error)), title=type(error).__name__, title_align="left", border_style="red"
+            )
+        )
+        if not context.obj["debug"]:
+            console.print("Where it came from: apoptosis --debug " + str(context.info_name) + " …")
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        say_interrupted()
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def say_interrupted() -> None:
+    """On stderr, where it disturbs nobody's JSON."""
+    Console(stderr=True).print(
+        "Stopped. Files are written whole or not at all, so none is half done."
+    )
