@@ -6,7 +6,7 @@ into a `Plan`. This room reads scores and structures. It runs no model.
 """
 
 from apoptosis.planning.budget import Budget, spending
-from apoptosis.planning.limits import Limits, check_reachable, limits_of
+from apoptosis.planning.limits import Limits, check_reachable, limits_of, within_reach
 from apoptosis.planning.planner import make_plan, plan_within
 from apoptosis.planning.selection import Selection
 
@@ -19,4 +19,5 @@ __all__ = [
     "make_plan",
     "plan_within",
     "spending",
+    "within_reach",
 ]

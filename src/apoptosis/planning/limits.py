@@ -16,7 +16,14 @@ from apoptosis.planning.moves import counts_at
 from apoptosis.planning.selection import Selection
 from apoptosis.structure import KINDS, Structure
 
-__all__ = ["Limits", "check_reachable", "limits_of", "refuse", "starting_point"]
+__all__ = [
+    "Limits",
+    "check_reachable",
+    "limits_of",
+    "refuse",
+    "starting_point",
+    "within_reach",
+]
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,15 @@ def check_reachable(
     lowest = _lowest(structure, units, selection, limits)
     if any(lowest[name] > most for name, most in limits.allowed.items()):
         refuse(structure, units, selection, limits)
+
+
+def within_reach(
+    structure: Structure, units: UnitScores, selection: Selection, limits: Limits
+) -> Limits:
+    """The same limits, with what is allowed raised to what can be had: for steps on the way to a budget."""
+    lowest = _lowest(structure, units, selection, limits)
+    allowed = {name: max(most, lowest[name]) for name, most in limits.allowed.items()}
+    return replace(limits, allowed=allowed)
 
 
 def starting_point(
@@ -125,7 +141,10 @@ def _hindrances(
 ) -> Iterator[str]:
     """What each restriction costs: the share that could be reached without it."""
     now = _lowest(structure, units, selection, limits)[measure]
-    scored = _unscored(structure)
+    everything = _unscored(structure)
+    scored = replace(
+        everything, values={n: v for n, v in everything.values.items() if n not in units.missing}
+    )
     inexact = [group.name for group in structure.groups if not group.exact]
     every_kind = replace(selection, kinds=tuple(KINDS))
     relaxed = [
@@ -135,11 +154,11 @@ def _hindrances(
         (f"shares of {', '.join(selection.shares)}", replace(selection, shares={}), units),
         (f"kinds={selection.kinds}", replace(selection, kinds=None), scored),
         (f"names={selection.names}", replace(selection, names=("*",)), scored),
-        (f"groups without scores ({_some(units.missing)})", selection, scored),
+        (f"groups without scores ({_some(units.missing)})", selection, everything),
         (f"inexact groups, cut only if `kinds` names them ({_some(inexact)})", every_kind, scored),
     ]
     for what, other, others_units in relaxed:
-        if other == selection and (others_units is units or not units.missing):
+        if other == selection and (others_units is not everything or not units.missing):
             continue
         loosened = limits_of(structure, dict.fromkeys(limits.allowed, 1.0), other)
         cost = _lowest(structure, others_units, other, loosened)[measure]

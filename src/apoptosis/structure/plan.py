@@ -125,7 +125,7 @@ class Plan:
                 ).values()
             ),
             later.delivery if later.delivery == "program" else self.delivery,
-            later.delivery_because or self.delivery_because,
+            self.delivery_because or later.delivery_because,
             self.fingerprint,
             later.fingerprint_after,
             self.source,

@@ -26,6 +26,7 @@ from apoptosis.planning import (
     limits_of,
     plan_within,
     spending,
+    within_reach,
 )
 from apoptosis.progress import track
 from apoptosis.records import Outcome, ScoreSummary, StepRecord
@@ -84,6 +85,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:  # pyright: ignore
         raise ConfigError(f"steps={steps!r} was asked for; it is a whole number from 1 on.")
     how = criterion if isinstance(criterion, Criterion) else find_criterion(criterion)
+    gathered = None if how.score is None else asdict(how.gathered(aggregation))
     repairs = [find_repair(one) for one in repair]
     task, selection = task or Task.classification(), selection or default_selection(model)
     example = first_sample(model, batches, task) if example_inputs is None else example_inputs
@@ -97,7 +99,10 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         units = how.units(small, structure, batches, task, aggregation)
         if step == 1:
             check_reachable(dense, budget, selection, units)
-        part = plan_within(structure, units, *_limits(dense, budget, selection, step / steps))
+        here, limits = _limits(dense, budget, selection, step / steps)
+        if step < steps:  # shares are rounded to whole units, and may not fit in on the way
+            limits = within_reach(structure, units, here, limits)
+        part = plan_within(structure, units, here, limits)
         if part.kept:
             small, structure, plan = cut(small, part), structure.after(part), plan.then(part)
             for mend in repairs:
@@ -111,7 +116,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         spending(dense, plan, budget, selection),
         {
             "criterion": how.name,
-            "aggregation": None if how.score is None else asdict(how.gathered(aggregation)),
+            "aggregation": gathered,
             "budget": budget.shares(),
             "steps": steps,
             "selection": asdict(selection),
