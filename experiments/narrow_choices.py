@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from functools import partial
 
-from apoptosis.criteria import CRITERIA, Aggregation, Criterion, random
+from apoptosis.criteria import AGGREGATIONS, CRITERIA, Aggregation, Criterion, random
 from apoptosis.planning import Selection
 
 __all__ = ["REPORTED", "Choice"]
@@ -16,8 +16,6 @@ class Choice:
     steps: int = 1
     aggregation: Aggregation | None = None
     selection: Selection = field(default_factory=Selection)
-    mended: bool = False
-    """Batch norms are measured anew after every step."""
 
     def named(self, draw: int) -> Criterion:
         """The criterion; chance has another seed in every draw."""
@@ -27,28 +25,56 @@ class Choice:
 
 
 ENTRIES = Aggregation(absolute="entry", roles=("producer", "consumer"))
-CONSUMERS = Aggregation(absolute="slice", roles=("consumer",))
-PRICED = Selection(per="cost")
+PAPER = AGGREGATIONS["paper"]
+PRICED, PLAIN, UNIFORM = Selection(per="cost"), Selection(), Selection(widths="uniform")
+INTERNAL = Selection(per="cost", names=("layer*.conv1",))
+"""Only channels inside blocks, no streams."""
 
-REPORTED: tuple[Choice, ...] = tuple(
-    Choice(
-        f"{name} {steps} {how.absolute}{' mended' if mended else ''}",
-        name,
-        steps,
-        how,
-        PRICED,
-        mended,
-    )
-    for name, how in (
-        ("obd-ggn", ENTRIES),
-        ("obd-fisher", ENTRIES),
-        ("oba", ENTRIES),
-        ("oba-hessian", ENTRIES),
-        ("oba-ggn", ENTRIES),
-        ("oba-ggn", CONSUMERS),
-        ("taylor", ENTRIES),
-        ("taylor", CONSUMERS),
-    )
-    for steps in (5, 20)
-    for mended in (False, True)
+# Long ones first, so that workers end together.
+REPORTED: tuple[Choice, ...] = (
+    *(
+        Choice(f"{name}, entries per MAC, {steps} steps", name, steps, ENTRIES, PRICED)
+        for name, steps in (
+            ("obd-ggn", 20),
+            ("oba", 50),
+            ("obd-fisher", 20),
+            ("oba", 20),
+            ("oba-hessian", 20),
+            ("oba-ggn", 20),
+            ("taylor", 20),
+            ("oba", 10),
+            ("magnitude", 20),
+            ("oba", 5),
+        )
+    ),
+    *(
+        Choice(f"{name}, the paper's way, 20 steps", name, 20, PAPER, PLAIN)
+        for name in ("oba", "taylor", "magnitude")
+    ),
+    *(
+        Choice(f"{name}, 20 steps", name, 20, None, PLAIN)
+        for name in ("taylor-gate", "taylor-activation")
+    ),
+    *(
+        Choice(f"{name}, entries per MAC, block channels, 20 steps", name, 20, ENTRIES, INTERNAL)
+        for name in ("oba", "taylor")
+    ),
+    *(
+        Choice(f"{name}, entries per MAC", name, 1, ENTRIES, PRICED)
+        for name in CRITERIA
+        if CRITERIA[name].score is not None
+    ),
+    *(
+        Choice(f"{name}, the paper's way", name, 1, PAPER, PLAIN)
+        for name in ("oba", "oba-hessian", "taylor", "obd-ggn", "obd-fisher", "magnitude", "random")
+    ),
+    *(
+        Choice(f"{name}, uniform widths", name, 1, ENTRIES, UNIFORM)
+        for name in ("oba", "taylor", "obd-ggn", "magnitude", "random")
+    ),
+    *(Choice(name, name, 1, None, PLAIN) for name in ("taylor-gate", "taylor-activation")),
+    *(
+        Choice(f"{name}, entries per MAC, block channels", name, 1, ENTRIES, INTERNAL)
+        for name in ("oba", "taylor", "obd-ggn", "magnitude", "random")
+    ),
 )

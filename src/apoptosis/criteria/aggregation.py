@@ -30,13 +30,14 @@ from torch import Tensor
 
 from apoptosis.criteria.scores import Scores
 from apoptosis.errors import ConfigError, PlanMismatchError
-from apoptosis.structure import Slice, Structure
+from apoptosis.structure import Indices, Slice, Structure
 
 __all__ = [
     "AGGREGATIONS",
     "Aggregation",
     "UnitScores",
     "find_aggregation",
+    "gathered_sum",
     "normalised",
     "unit_scores",
 ]
@@ -55,9 +56,13 @@ class Aggregation:
     normalise: str = "none"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.roles, tuple):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(
+                f"roles={self.roles!r} was asked for; it is a tuple of some of {', '.join(ROLES)}."
+            )
         for option, allowed in _ALLOWED.items():
             asked = getattr(self, option)
-            for value in asked if option == "roles" and isinstance(asked, tuple) else (asked,):
+            for value in asked if option == "roles" else (asked,):
                 if value not in allowed:
                     raise ConfigError(
                         f"{option}={value!r} was asked for; there are {', '.join(allowed)}."
@@ -157,7 +162,7 @@ def _check_fits(scores: Scores, structure: Structure) -> None:
     if structure.groups and not held & scores.values.keys():
         raise PlanMismatchError(
             f"None of the {len(scores.values)} scored parameters belongs to a group of this structure. Score the "
-            "network that was traced."
+            "network that was traced, with its parameters not frozen."
         )
 
 
@@ -193,7 +198,19 @@ def _by_unit(lines: Tensor, part: Slice) -> Tensor:
     indices = part.indices
     if indices.shape == (len(lines), 1) and (indices[:, 0] == np.arange(len(lines))).all():
         return lines
-    return lines[torch.as_tensor(indices, device=lines.device)].sum(1)
+    return gathered_sum(lines, indices)
+
+
+def gathered_sum(lines: Tensor, indices: Indices) -> Tensor:
+    """(..., units): sums of `lines` (..., entries) over each unit's entries, every entry once.
+
+    A unit may own an entry twice: of h ⊗ h, flattened, unit u has row u and column u.
+    """
+    found = lines[..., torch.as_tensor(indices, device=lines.device)]
+    repeated = indices[:, 1:] == indices[:, :-1]  # sorted within a unit
+    if repeated.any():
+        found[..., 1:][..., torch.as_tensor(repeated, device=lines.device)] = 0
+    return found.sum(-1)
 
 
 def _counted_twice(slices: list[Slice], scores: Scores) -> Tensor:
@@ -212,24 +229,36 @@ def _counted_twice(slices: list[Slice], scores: Scores) -> Tensor:
 
 def _shared_sum(parts: tuple[Slice, ...], value: Tensor) -> Tensor:
     """(units,): the sum over entries that a unit owns along every one of some dimensions."""
-    dims = [part.dim for part in parts]
-    others = [dim for dim in range(value.dim()) if dim not in dims]
+    parts = tuple(sorted(parts, key=lambda part: part.dim))
+    others = [dim for dim in range(value.dim()) if dim not in [part.dim for part in parts]]
     table = value.detach().double().cpu()
     table = table.sum(others) if others else table
-    order = sorted(range(len(parts)), key=lambda place: dims[place])
-    places = [torch.as_tensor(parts[place].indices) for place in order]
-    shaped = [
-        own.view(len(own), *(own.shape[1] if axis == mine else 1 for axis in range(len(places))))
-        for mine, own in enumerate(places)
-    ]
-    return table[tuple(shaped)].flatten(1).sum(1)
+    if all(part.indices.shape[1] == 1 for part in parts):
+        return table[tuple(torch.as_tensor(part.indices[:, 0]) for part in parts)]
+    owned = [_ownership(part, size) for part, size in zip(parts, table.shape, strict=True)]
+    letters = "abcdefgh"[: len(parts)]
+    return torch.einsum(
+        f"{letters},{','.join(f'u{letter}' for letter in letters)}->u", table, *owned
+    )
+
+
+def _ownership(part: Slice, size: int) -> Tensor:
+    """(units, entries): 1 where the unit owns the entry."""
+    found = torch.zeros(len(part.indices), size, dtype=torch.float64)
+    return found.scatter_(1, torch.as_tensor(part.indices), 1.0)
+
+
+def _norm(values: Tensor) -> Tensor:
+    """‖v‖₂ without squares that leave the range of numbers."""
+    largest = values.abs().max()
+    return largest * (values / largest).norm() if largest > 0 else largest
 
 
 NORMALISERS: Mapping[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
     "none": lambda v: (v, torch.ones(())),
     "max": lambda v: (v, v.abs().max()),
     "minmax": lambda v: (v - v.min(), v.max() - v.min()),
-    "l2": lambda v: (v, v.norm()),
+    "l2": lambda v: (v, _norm(v)),
     "mean": lambda v: (v, v.abs().mean()),
 }
 

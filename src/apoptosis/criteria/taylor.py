@@ -18,7 +18,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from apoptosis.criteria.aggregation import UnitScores
+from apoptosis.criteria.aggregation import UnitScores, gathered_sum
 from apoptosis.criteria.scores import Scores, trainable
 from apoptosis.curvature import Place, Seen, mean_gradient, visit_activations
 from apoptosis.errors import ConfigError, ModelError
@@ -140,9 +140,8 @@ def _place(site: Site) -> Place:
 def _by_sample(site: Site, activation: Tensor, gradient: Tensor, form: str) -> Tensor:
     """(samples, units): the sum of a ⊙ ∂L/∂a over all entries of a unit; their mean over positions for activations."""
     flow = (activation.double() * gradient.double()).movedim(site.dim, -1)
-    indices = torch.as_tensor(site.indices, device=flow.device)
     if form == "activation":
-        positions = flow[0, ..., 0].numel()
+        positions = flow[0, ..., 0].numel() * site.indices.shape[1]
         by_entry = flow.flatten(1, -2).sum(1) if flow.dim() > 2 else flow
-        return by_entry[:, indices].sum(2) / (positions * indices.shape[1])
-    return flow.flatten(0, -2).sum(0)[indices].sum(1)[None]
+        return gathered_sum(by_entry, site.indices) / positions
+    return gathered_sum(flow.flatten(0, -2).sum(0), site.indices)[None]

@@ -34,6 +34,7 @@ class Limits:
     """
 
     whole: Mapping[str, int]
+    asked: Mapping[str, float]
     allowed: Mapping[str, int]
     fewest: Mapping[str, int]
     fixed: Mapping[str, int]
@@ -50,6 +51,7 @@ def limits_of(structure: Structure, shares: Mapping[str, float], selection: Sele
     fixed = {g.name: keep for g in groups if (keep := selection.fixed(g)) is not None}
     return Limits(
         {name: whole[name] for name in shares},
+        shares,
         # The tiny term forgives 0.1 + 0.2.
         {name: int(whole[name] * share * (1 + 1e-12)) for name, share in shares.items()},
         {g.name: min(selection.fewest(g), fixed.get(g.name, g.size)) for g in groups},
@@ -108,11 +110,10 @@ def refuse(
     """
     lowest = _lowest(structure, units, selection, limits)
     reachable = {name: cost / max(limits.whole[name], 1) for name, cost in lowest.items()}
-    asked = {name: most / max(limits.whole[name], 1) for name, most in limits.allowed.items()}
-    missed = [name for name in asked if lowest[name] > limits.allowed[name]]
+    missed = [name for name, most in limits.allowed.items() if lowest[name] > most]
     told = "; ".join(
-        f"{name}={asked[name]:.4g} was asked for, and with every group at its limit {reachable[name]:.4g} of the "
-        f"{MEASURES[name]} stay ({lowest[name]:,} of {limits.whole[name]:,})"
+        f"{name}={limits.asked[name]:.4g} was asked for, and with every group at its limit {reachable[name]:.4g} of "
+        f"the {MEASURES[name]} stay ({lowest[name]:,} of {limits.whole[name]:,})"
         for name in missed
     )
     hindrances = list(_hindrances(structure, units, selection, limits, missed[0]))
@@ -146,16 +147,19 @@ def _hindrances(
         everything, values={n: v for n, v in everything.values.items() if n not in units.missing}
     )
     inexact = [group.name for group in structure.groups if not group.exact]
-    every_kind = replace(selection, kinds=tuple(KINDS))
+    kinds = (
+        f"inexact groups, cut only if `kinds` names them ({_some(inexact)})"
+        if selection.kinds is None
+        else f"kinds={selection.kinds}"
+    )
     relaxed = [
         (f"floor={selection.floor}", replace(selection, floor=1), units),
         (f"cap={selection.cap:g}", replace(selection, cap=1.0), units),
         (f"round_to={selection.round_to}", replace(selection, round_to=1), units),
         (f"shares of {', '.join(selection.shares)}", replace(selection, shares={}), units),
-        (f"kinds={selection.kinds}", replace(selection, kinds=None), scored),
         (f"names={selection.names}", replace(selection, names=("*",)), scored),
         (f"groups without scores ({_some(units.missing)})", selection, everything),
-        (f"inexact groups, cut only if `kinds` names them ({_some(inexact)})", every_kind, scored),
+        (kinds, replace(selection, kinds=tuple(KINDS)), scored),
     ]
     for what, other, others_units in relaxed:
         if other == selection and (others_units is not everything or not units.missing):

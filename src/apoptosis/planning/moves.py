@@ -129,16 +129,35 @@ def _given_back(
     levels, changed = levels.copy(), True
     while changed:
         changed = False
-        counts = counts_at(bundles, levels, sizes)
-        dearest: list[tuple[float, int]] = []
-        for number in np.flatnonzero(levels > first):
-            level = int(levels[number])
-            figure = _figures(bundles[number], level - 1, level, counts, costing, selection)[0]
-            dearest.append((-float(figure), int(number)))
-        for _, number in sorted(dearest):
+        for number in _dearest(bundles, first, levels, costing, selection, sizes):
             levels[number] -= 1
             if costing.excess(counts_at(bundles, levels, sizes)) <= 0:
                 changed = True
             else:
                 levels[number] += 1
     return levels
+
+
+def _dearest(
+    bundles: list[Bundle],
+    first: NDArray[np.int64],
+    levels: NDArray[np.int64],
+    costing: Costing,
+    selection: Selection,
+    sizes: NDArray[np.int64],
+) -> list[int]:
+    """Bundles whose last move may be taken back, the dearest first.
+
+    Where widths are to be uniform, those that have lost the largest share: others would be left too wide.
+    """
+    counts = counts_at(bundles, levels, sizes)
+    moved: list[tuple[float, float, int]] = []
+    for number in np.flatnonzero(levels > first):
+        bundle, level = bundles[number], int(levels[number])
+        figure = float(_figures(bundle, level - 1, level, counts, costing, selection)[0])
+        score = float(bundle.score[level] - bundle.score[level - 1])
+        moved.append((-figure, -score, int(number)))
+    moved.sort()
+    if selection.widths == "uniform":
+        moved = [move for move in moved if move[0] <= moved[0][0] + 1e-12]
+    return [number for _, _, number in moved]

@@ -57,6 +57,10 @@ class Selection:
             raise ConfigError(
                 f"cap={self.cap!r} was asked for; the largest share of a group that may go is above 0 and at most 1."
             )
+        if not isinstance(self.shares, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(
+                f"shares={self.shares!r} was asked for; it is a dictionary from patterns of names to shares."
+            )
         for pattern, share in self.shares.items():
             if not _within(share, 0, 1):
                 raise ConfigError(

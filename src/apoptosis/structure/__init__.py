@@ -11,6 +11,7 @@ user's own module where its code can run the new sizes (`delivery`, `attributes`
 Start with `tracing.trace`. This room knows nothing of curvature, scores or budgets.
 """
 
+from apoptosis.structure.axes import Indices
 from apoptosis.structure.cutting import cut
 from apoptosis.structure.groups import Group, PinnedAxis, Site, Slice, Tie
 from apoptosis.structure.kinds import KINDS
@@ -26,6 +27,7 @@ __all__ = [
     "KINDS",
     "CutProgram",
     "Group",
+    "Indices",
     "PinnedAxis",
     "Plan",
     "Site",

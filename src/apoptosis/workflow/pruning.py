@@ -1,9 +1,9 @@
 """`prune`: score, remove a few units, score again, until the budget is met.
 
 What a unit is worth depends on who else is there, so scores are taken anew after every small removal. With a share b
-asked for and T steps, step t leaves at most b^(t/T): each step removes the same part of what is there. Repairs run
-after every cut, so that a step scores the network as it would be used. The model is traced once; structures of the
-networks in between are derived.
+asked for and T steps, step t leaves at most b^(t/T): each step removes the same part of what is there. The model is
+traced once; structures of the networks in between are derived. Repairs come last: measuring batch norms anew after
+every step has made later scores worse, not better (experiments/LOG.md).
 """
 
 import inspect
@@ -64,7 +64,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         steps: how often the network is scored and cut.
         aggregation: how scores of parameters are gathered into units; the criterion's own unless given.
         selection: how units are ranked, and which are left alone.
-        repair: what to do with the network after every cut, in this order; the next scores are of what it gives.
+        repair: what to do with the network afterwards, in this order.
         example_inputs: what to trace the model with; the first sample of the batches unless given. MACs are counted for
             these.
 
@@ -74,7 +74,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     Raises:
         BudgetError: the budget cannot be met.
         ConfigError: an unknown criterion, or less than one step.
-        DataError: there are no batches.
+        DataError: there are no batches, or they can be read only once.
 
     >>> from apoptosis.data import digits
     >>> from apoptosis.models import digits_cnn
@@ -82,8 +82,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     >>> [f"{spent.what} {spent.asked:.0%}" for spent in outcome.spent if spent.asked < 1]
     ['flops 50%']
     """
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:  # pyright: ignore
-        raise ConfigError(f"steps={steps!r} was asked for; it is a whole number from 1 on.")
+    _check(batches, budget, steps, repair)
     how = criterion if isinstance(criterion, Criterion) else find_criterion(criterion)
     gathered = None if how.score is None else asdict(how.gathered(aggregation))
     repairs = [find_repair(one) for one in repair]
@@ -105,10 +104,10 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         part = plan_within(structure, units, here, limits)
         if part.kept:
             small, structure, plan = cut(small, part), structure.after(part), plan.then(part)
-            for mend in repairs:
-                small = mend(model, small, plan, batches, task)
         history.append(_record(step, units, part, structure, time.perf_counter() - start))
     small = cut(model, plan) if small is model else small
+    for mend in repairs:
+        small = mend(model, small, plan, batches, task)
     return Outcome(
         small,
         plan,
@@ -145,8 +144,18 @@ def first_sample(model: nn.Module, batches: Iterable[Batch], task: Task) -> Any:
     sample = tree_map_only(Tensor, Tensor.clone, next(iter(task.split(batch, 1))))
     args, kwargs = task.inputs(sample)
     if args and kwargs:
-        return inspect.signature(model.forward).bind(*args, **kwargs).arguments
+        return _by_name(model, args, kwargs)
     return kwargs or args
+
+
+def _by_name(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """All arguments as keywords."""
+    signature = inspect.signature(model.forward)
+    found = dict(signature.bind(*args, **kwargs).arguments)
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            found |= found.pop(parameter.name, {})
+    return found
 
 
 def default_selection(model: nn.Module) -> Selection:
@@ -154,6 +163,22 @@ def default_selection(model: nn.Module) -> Selection:
     halves = (torch.float16, torch.bfloat16)
     wants_eights = any(p.is_cuda and p.dtype in halves for p in model.parameters())
     return Selection(round_to=8 if wants_eights else 1)
+
+
+def _check(batches: Any, budget: Any, steps: Any, repair: Any) -> None:
+    """Arguments of another kind than is meant, of which Python would say something else."""
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        raise ConfigError(f"steps={steps!r} was asked for; it is a whole number from 1 on.")
+    if not isinstance(budget, Budget):
+        raise ConfigError(
+            f"The budget is {budget!r}; say of what that share may stay: Budget(flops=0.5)."
+        )
+    if isinstance(repair, str):
+        raise ConfigError(f"repair={repair!r} is one text; a list is meant: repair=[{repair!r}].")
+    if not hasattr(batches, "__iter__") and not hasattr(batches, "__getitem__"):
+        raise DataError(
+            f"The batches are a {type(batches).__name__}; pass a list or a loader, anything that gives batches."
+        )
 
 
 def _limits(
