@@ -63,10 +63,10 @@ def assert_same_costs(structure: Structure, num: int = 4) -> None:
         assert params(np.array(counts)) == structure.params(asked), asked
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(24))
 @pytest.mark.filterwarnings("ignore:input's size at dim=1 does not match num_features")
 def test_costs_of_random_networks_are_those_of_their_expressions(seed):
-    network = build(random_blueprint(seed))
+    network = build(random_blueprint(seed, longest=3))
     structure = trace(network.model, network.inputs(network.batch, 0))
     assert_same_costs(structure)
 

@@ -475,8 +475,16 @@ class Shifted(nn.Module):
         return self.b(torch.relu(self.a(x) + shift[:, None]))
 
 
-def test_tasks_may_give_arguments_and_keywords_together():
-    model = built(Shifted)
+class Open(Shifted):
+    """Takes any keyword, as networks from transformers do."""
+
+    def forward(self, x, **others):
+        return super().forward(x, shift=others["shift"])
+
+
+@pytest.mark.parametrize("make", [Shifted, Open])
+def test_tasks_may_give_arguments_and_keywords_together(make):
+    model = built(make)
     batch = (torch.randn(6, 4).double(), torch.randn(6).double(), torch.arange(6) % 3)
     plain = Task.classification()
     task = replace(
@@ -575,6 +583,13 @@ def counting(calls: list) -> Criterion:
             "'median' was asked for; there are default, paper",
         ),
         ({"repair": ["polish"]}, ConfigError, "'polish' was asked for; there are batch_norm"),
+        (
+            {"repair": "batch_norm"},
+            ConfigError,
+            r"one text; a list is meant: repair=\['batch_norm'\]",
+        ),
+        ({"budget": 0.5}, ConfigError, r"The budget is 0\.5; say of what.*Budget\(flops=0\.5\)"),
+        ({"batches": None}, DataError, "The batches are a NoneType; pass a list or a loader"),
         ({"budget": Budget(params=1e-4)}, BudgetError, "params=0.* was asked for, and with every"),
         (
             {"budget": Budget(flops=0.2), "selection": Selection(cap=0.1)},
