@@ -416,6 +416,15 @@ def test_model_and_data_that_do_not_fit_are_told_in_words(own, tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("num", "message"), [(0, "finds no CUDA device"), (2, "finds 2 CUDA devices, counted from 0")]
+)
+def test_a_gpu_that_is_not_there_is_refused(own, monkeypatch, num, message):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: num)
+    result = prune(own, "--keep-flops", "0.5", "--device", "cuda:2")
+    assert unboxed(message) in refused(result, "ConfigError")
+
+
 def test_a_model_with_nothing_to_score_or_to_cut_is_refused(own, tmp_path):
     arguments = ("--keep-flops", "0.5", "--out", tmp_path / "half")
     assert "requiresgrad" in refused(prune(own, *arguments, model="frozen"), "ModelError")

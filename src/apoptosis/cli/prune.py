@@ -36,7 +36,7 @@ def run_prune(options: PruneOptions) -> None:
     options.selection(Selection())
     _check_names(options)
     check_folder(options.place)
-    with seeded(options.subject.seed), progress_bars(console):
+    with seeded(options.subject), progress_bars(console):
         subject = find_subject(options.subject, console)
         selection = options.selection(default_selection(subject.model))
         with in_typed_words():

@@ -40,7 +40,7 @@ def run_score(options: ScoreOptions) -> None:
     """Score, write the file that was asked for, and show the tables or the JSON."""
     console = Console(stderr=True)
     _check(options)
-    with seeded(options.subject.seed), progress_bars(console):
+    with seeded(options.subject), progress_bars(console):
         subject = find_subject(options.subject, console)
         train_if_new_(subject, options.subject, console)
         scores, units = _scored(options, subject)

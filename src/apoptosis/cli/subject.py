@@ -63,10 +63,11 @@ class Subject:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def seeded(options: SubjectOptions) -> Iterator[None]:
     """Random numbers inside the block depend on the seed alone; the state of before comes back."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    device = _device(options.device)
+    with torch.random.fork_rng([device.index or 0] if device.type == "cuda" else []):
+        torch.manual_seed(options.seed)
         yield
 
 
@@ -125,10 +126,12 @@ def _device(name: str) -> torch.device:
         raise ConfigError(
             f"There is no device {name!r}. Say cpu, cuda, or cuda:1 for the second of several."
         ) from error
-    if device.type == "cuda" and not torch.cuda.is_available():
+    num_found = torch.cuda.device_count() if device.type == "cuda" else 1
+    if device.type == "cuda" and (device.index or 0) >= num_found:
+        found = f"{num_found} CUDA devices, counted from 0" if num_found else "no CUDA device"
         raise ConfigError(
-            f"--device {name} was asked for, and torch {torch.__version__} finds no CUDA device. Use --device cpu, or "
-            "install a build of torch for your GPU."
+            f"--device {name} was asked for, and torch {torch.__version__} finds {found}. Use --device cpu, or install "
+            "a build of torch for your GPU."
         )
     return device
 
