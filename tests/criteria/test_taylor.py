@@ -416,6 +416,30 @@ def test_groups_of_which_a_reader_is_out_of_sight_are_missing():
         assert (list(found.values), found.missing) == (["b"], ("a",))
 
 
+class Around(nn.Module):
+    """A shortcut inside a module without parts: what goes in is read by the weights and by whoever comes next."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.randn(9, 6)), nn.Parameter(torch.randn(6, 9))
+
+    def forward(self, x):
+        return x + torch.relu(x @ self.up.T) @ self.down.T
+
+
+def test_groups_that_a_module_may_hand_past_its_weights_are_missing():
+    """A factor at its input would act on the next reader as well, which has one of its own."""
+
+    def make():
+        return nn.Sequential(
+            nn.Linear(4, 6), Around(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, CLASSES)
+        )
+
+    model = built(make)
+    found = taylor_units(model, trace(model, rows()[0]), [rows()])
+    assert (list(found.values), found.missing) == (["2"], ("0", "1.up"))
+
+
 def test_groups_that_torchs_own_attention_reads_or_holds_are_missing():
     case = small_case("encoder")
     model = case.model()

@@ -518,17 +518,20 @@ def test_the_first_sample_is_a_copy_of_one():
 # --------------------------------------------------------------------------------------------------------- repairs
 
 
-def test_repairs_run_after_every_cut_in_order_and_are_scored_next():
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_repairs_run_once_at_the_end_in_their_order(share):
     model, log, scored = cnn(4), [], []
 
-    def repair(name, factor):
+    def repair(name, change):
         def mend(dense, small, plan, batches, task):
             assert dense is model
-            log.append((name, num_params(small), plan.fingerprint_after))
+            assert small is not model
+            assert batches is IMAGES
             assert plan.fingerprint_after == ap.trace(small, ONE_IMAGE).fingerprint
+            log.append(name)
             other = copy.deepcopy(small)
             with torch.no_grad():
-                other.head.bias.mul_(factor)
+                change(other.head.bias)
             return other
 
         return mend
@@ -537,21 +540,24 @@ def test_repairs_run_after_every_cut_in_order_and_are_scored_next():
         scored.append(small.head.bias.detach().clone())
         return magnitude(small)
 
-    mine = Criterion("mine", "magnitude, watched", score)
-    repairs = [repair("double", 2.0), repair("quadruple", 4.0)]
-    outcome = ap.prune(model, IMAGES, Budget(flops=0.3), criterion=mine, steps=3, repair=repairs)
-    cuts = len([record for record in outcome.history if record.removed])
-    assert [name for name, _, _ in log] == ["double", "quadruple"] * cuts
-    assert cuts == 3
-    for number, bias in enumerate(scored):
-        assert torch.equal(bias, model.head.bias.detach() * 8**number)
-    assert torch.equal(outcome.model.head.bias, model.head.bias * 8**3)
-    assert outcome.settings["criterion"] == "mine"
+    outcome = ap.prune(
+        model,
+        IMAGES,
+        Budget(flops=share),
+        criterion=Criterion("mine", "magnitude, watched", score),
+        steps=3,
+        repair=(repair("add", lambda b: b.add_(1)), repair("double", lambda b: b.mul_(2))),
+    )
+    assert log == ["add", "double"]
+    assert len(scored) == 3
+    assert all(torch.equal(bias, model.head.bias) for bias in scored)
+    assert torch.equal(outcome.model.head.bias, (model.head.bias + 1) * 2)
+    assert (outcome.settings["criterion"], outcome.settings["repair"]) == ("mine", ["mend"] * 2)
 
 
 def test_batch_norms_measured_after_the_cut_are_those_of_the_repair_alone():
     model = cnn()
-    outcome = ap.prune(model, IMAGES, Budget(flops=0.5), steps=1, repair=["batch_norm"])
+    outcome = ap.prune(model, IMAGES, Budget(flops=0.5), steps=3, repair=["batch_norm"])
     bare = ap.cut(model, outcome.plan)
     same_networks(outcome.model, batch_norm(model, bare, outcome.plan, IMAGES))
     assert not torch.equal(outcome.model.top.norm.running_mean, bare.top.norm.running_mean)

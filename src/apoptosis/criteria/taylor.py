@@ -29,6 +29,8 @@ from apoptosis.task import Batch, Task
 __all__ = ["gate_sites", "taylor", "taylor_units"]
 
 FORMS = ("gate", "activation")
+_PLAIN = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)
+"""Modules whose output depends on their input through their weight alone."""
 
 
 def taylor(
@@ -113,8 +115,9 @@ def gate_sites(model: nn.Module, group: Group) -> list[Site]:
     rest would be worth something else.
     """
     names = {id(p): path for path, p in model.named_parameters()}
+    modules = dict(model.named_modules())
     holders: dict[str, set[str]] = {}
-    for path, module in model.named_modules():
+    for path, module in modules.items():
         holders[path] = {names[id(p)] for p in module.parameters(recurse=False) if id(p) in names}
     made = {part.tensor for part in group.slices if part.role == "producer"}
     passed_on = {(s.module, s.call) for s in group.sites if s.side == "output"}
@@ -123,9 +126,11 @@ def gate_sites(model: nn.Module, group: Group) -> list[Site]:
         found: list[Site] = []
         for site in (s for s in group.sites if s.side == side):
             own = holders.get(site.module, set())
+            goes_on = (site.module, site.call) in passed_on
+            if side == "input" and goes_on and not isinstance(modules.get(site.module), _PLAIN):
+                continue  # it may also hand the unit past its weights, to who reads it next
             # A tied head reads the stream with a tensor that also makes it.
-            is_tied = bool(own & made) and (site.module, site.call) not in passed_on
-            if own & tensors or is_tied:
+            if own & tensors or (own & made and not goes_on):
                 found.append(site)
         if found:
             seen = {name for site in found for name in holders[site.module]}
