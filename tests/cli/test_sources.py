@@ -1,8 +1,13 @@
+import json
+
 import pytest
+import torch
+from torch import nn
 from typer.testing import CliRunner
 
 from apoptosis.cli.app import app
-from apoptosis.cli.sources import find_model
+from apoptosis.cli.sources import find_model, make_model
+from apoptosis.errors import ConfigError
 from apoptosis.models import MODELS
 
 
@@ -19,3 +24,39 @@ def test_a_network_is_inspected_by_its_name():
     result = CliRunner().invoke(app, ["inspect", "resnet20_narrow"])
     assert result.exit_code == 0, result.stderr
     assert "40.6 M MACs" in result.stdout
+
+
+@pytest.fixture
+def bert(tmp_path):
+    config = {"architectures": ["BertForSequenceClassification"], "model_type": "bert"}
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 20}
+    (tmp_path / "config.json").write_text(json.dumps(config | sizes | {"intermediate_size": 16}))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["digits_cnn", "timm:test_vit", "torchvision:resnet18", "bert"])
+def test_the_python_that_is_shown_makes_the_same_network(name, bert):
+    from oracles.library import define_torchvision_ops
+
+    define_torchvision_ops()
+    with torch.device("meta"):
+        named = make_model(f"transformers:{bert}" if name == "bert" else name)
+        names: dict = {}
+        exec(f"{named.imports}\nmodel = ({named.maker})()", names)
+    made: nn.Module = names["model"]
+    assert type(made) is type(named.model)
+    assert named.has_random_weights
+    shapes = {key: item.shape for key, item in named.model.state_dict().items()}
+    assert {key: item.shape for key, item in made.state_dict().items()} == shapes
+
+
+@pytest.mark.parametrize(
+    "config", ["{", "{}", '{"model_type": "bert", "architectures": ["NoSuchModel"]}']
+)
+def test_a_folder_that_transformers_cannot_use_is_refused(tmp_path, config):
+    from oracles.library import define_torchvision_ops
+
+    define_torchvision_ops()
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ConfigError, match="cannot make the model of .* Look at its config.json"):
+        make_model(f"transformers:{tmp_path}")

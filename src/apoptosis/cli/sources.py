@@ -178,10 +178,16 @@ def _transformers(folder: str) -> NamedModel:
         raise ConfigError(
             f"There is no {Path(folder) / 'config.json'}. Give a folder with a model's configuration."
         )
-    config = transformers.AutoConfig.from_pretrained(folder)
-    architecture = getattr(transformers, (config.architectures or ["AutoModel"])[0])
-    make = getattr(architecture, "from_config", architecture)
-    model = make(config)
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder)
+        architecture = getattr(transformers, (config.architectures or ["AutoModel"])[0])
+        model = getattr(architecture, "from_config", architecture)(config)
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        raise ConfigError(
+            f"transformers cannot make the model of {folder}: {type(error).__name__}: {lines[0][:200]} Look at its "
+            "config.json, at `architectures` and `model_type` first."
+        ) from error
     return NamedModel(
         model,
         {"input_ids": torch.zeros(1, 16, dtype=torch.int64)},
