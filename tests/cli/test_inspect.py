@@ -170,7 +170,10 @@ def test_a_network_in_which_nothing_shrinks_is_shown_as_such(nets):
 
 
 ERRORS = {
-    "unknown name": (["resnet"], "There is no model 'resnet'. Did you mean 'resnet56'? Known are digits_cnn"),
+    "unknown name": (
+        ["resnet"],
+        "There is no model 'resnet'. Did you mean 'resnet56'? Known are digits_cnn",
+    ),
     "no file": (["nowhere.py:make"], "There is no file nowhere.py"),
     "no module": (["no_such_module:make"], "'no_such_module' cannot be imported"),
     "no function": (["{nets}:make"], "has no function 'make'. It has Width, with_inputs"),
