@@ -13,7 +13,8 @@ a cut: `check` measures this against the masked twin. In both settings the outpu
 Importances, each with the normaliser that scores of a group are divided by:
 
 - `l1`, `l2`: magnitudes of groups, `mean` (default) and, for l2, `max` (what its CIFAR recipe uses).
-- `taylor`: Σ|w g| with the mean gradient g over the draw.
+- `taylor`: Σ|w g| with the mean gradient g over the draw, over convolutions alone: for batch norms it asks whether the
+  handler is that of group norms, and leaves them out.
 - `hessian`: Σ w² E[g²], squared gradients of single samples in eval mode, labels of the data. Its own accumulation
   keeps only the last sample (a dictionary asked by name and filled by parameter); this is the mended one.
   `hessian-last` is what it computes as delivered.
@@ -35,6 +36,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -414,12 +416,13 @@ def as_table(held: dict[str, Any]) -> str:
     lines = [
         "# Torch-Pruning's importances on the public narrow ResNet32, CIFAR-10",
         "",
-        f"`{meta['command']}` · commit {meta['commit']} · {meta['device']} · {meta['versions']}",
+        f"`{meta['command']}` · commit {', '.join(meta['commits'])} · {meta['device']} · {meta['versions']}",
         "",
         "Three draws (0, 1, 2: rows of the permutation of seed 0) of 2,000 training images for scores and for batch "
         "norms; loss and accuracy (%) on test images 5,000-9,999, mean ± s.d. over draws; no training. "
         f"Dense: {dense['macs'] / 1e6:.2f} MMACs, loss {dense['loss']:.4f}, {dense['accuracy']:.2f} %. "
         "MACs: asked and got (least and most over draws), by our counter. n: draws measured so far. "
+        "Rows with n < 3 have been measured on the first draws only. "
         '"BN": batch norms measured anew on the draw by `repair.batch_norm`. Magnitudes alone have no draw. '
         "Settings are explained in experiments/narrow_peers.py.",
         "",
@@ -583,6 +586,8 @@ def main() -> None:
     ask.add_argument("--groups", choices=("internal", "all", "both"), default="both")
     ask.add_argument("--only", default="", help="importances, separated by commas")
     ask.add_argument("--steps", type=int, choices=(1, STEPS), help="only rows of so many steps")
+    ask.add_argument("--draws", type=int, nargs="+", choices=DRAWS, default=DRAWS)
+    ask.add_argument("--normalizer", help="only rows with this one: mean, max or none")
     ask.add_argument("--device", default="cpu")
     ask.add_argument("--data", default="data/carry/draws.npz")
     ask.add_argument("--weights", default="../shared/data/weights")
@@ -603,11 +608,14 @@ def main() -> None:
         text=True,
         check=False,
     )
+    now = commit.stdout.strip() or "unknown"
+    seen = book.held.get("meta", {}).get("commits", ["38cfd9a"] if book.held["rows"] else [])
     book.held["meta"] = {
-        "command": f"python experiments/narrow_peers.py --groups {told.groups}",
-        "commit": commit.stdout.strip() or "unknown",
+        "command": "bash experiments/runs/narrow_peers.sh",
+        "commits": [*[c for c in seen if c != now], now],
         "device": f"{name}, float32",
-        "versions": f"torch {torch.__version__}, torch-pruning {tp.__version__}, Python {sys.version.split()[0]}",
+        "versions": f"torch {torch.__version__}, torch-pruning {version('torch-pruning')}, "
+        f"Python {sys.version.split()[0]}",
         "draws": list(DRAWS),
         "draw_size": DRAW_SIZE,
         "draw_seed": 0,
@@ -621,8 +629,9 @@ def main() -> None:
         return
     todo = [s for s in settings(told.groups) if told.steps in (None, s.steps)]
     todo = [s for s in todo if not told.only or s.importance in told.only.split(",")]
+    todo = [s for s in todo if told.normalizer in (None, s.normalizer or "none")]
     bench = Bench(book, dense, data)
-    for setting, number, share in itertools.product(todo, DRAWS, SHARES):
+    for setting, number, share in itertools.product(todo, told.draws, SHARES):
         if time.monotonic() > until:
             print("time is up; call again to go on")
             break
