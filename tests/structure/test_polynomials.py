@@ -49,6 +49,19 @@ class Stream(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
+class Joined(nn.Module):
+    """A stream of two groups side by side, mixed into itself: (a + b)·(a + b)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.mix = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 5, 1), nn.Conv2d(9, 9, 1)
+        self.head = nn.Linear(9, 2)
+
+    def forward(self, x):
+        x = torch.cat([self.a(x), self.b(x)], 1)
+        return self.head((x + self.mix(x)).mean((2, 3)))
+
+
 def shrunk(structure: Structure) -> list[int]:
     return [int(RNG.integers(1, group.size + 1)) for group in structure.groups]
 
@@ -79,7 +92,7 @@ def test_costs_after_a_cut_are_polynomials_of_what_is_left(case: SmallCase):
     assert_same_costs(structure.after(structure.plan(kept)))
 
 
-@pytest.mark.parametrize("make", [Dense, Stream])
+@pytest.mark.parametrize("make", [Dense, Stream, Joined])
 def test_costs_are_those_of_the_network_that_is_cut(make):
     model, x = make().double().eval(), torch.randn(2, 3, 4, 4, dtype=torch.float64)
     structure = trace(model, x)
