@@ -180,7 +180,9 @@ def test_extra_state_comes_back(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "extra", [(1, 2), {1: 2}, {1}, float("nan"), torch.ones(2), object()], ids=str
+    "extra",
+    [(1, 2), {1: 2}, {1}, float("nan"), torch.ones(2), object()],
+    ids=lambda extra: type(extra).__name__,
 )
 def test_extra_state_that_is_no_json_is_refused_before_anything_is_written(tmp_path, extra):
     outcome = pruned(lambda: Counting("fine"), ROWS)

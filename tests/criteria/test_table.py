@@ -155,7 +155,7 @@ def test_units_are_parameter_scores_gathered_in_the_criterions_own_way(name):
     for asked, how in (
         (None, entry.aggregation),
         ("paper", "paper"),
-        (Aggregation(absolute="entry"), "entries"),
+        (Aggregation(absolute="slice"), "layers"),
     ):
         found = entry.units(model, structure, [images()], None, asked)
         want = unit_scores(scores, structure, how)

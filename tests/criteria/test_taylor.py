@@ -260,7 +260,7 @@ def test_a_gate_on_one_reader_of_two_would_be_caught():
     assert abs(float(found[0]) - part) > 0.01 * part
 
 
-CONSUMERS = Aggregation(roles=("consumer",))
+CONSUMERS = Aggregation(absolute="unit", roles=("consumer",))
 
 
 @pytest.mark.parametrize(

@@ -624,8 +624,8 @@ def test_an_unknown_criterion_is_answered_with_all_known_ones():
         ap.prune(cnn(4), IMAGES, Budget(flops=0.5), criterion="best")
 
 
-def test_data_that_are_used_up_on_the_way_are_refused():
-    with pytest.raises(DataError, match="no sample"):
+def test_data_that_would_be_used_up_on_the_way_are_refused():
+    with pytest.raises(DataError, match="read only once"):
         ap.prune(
             cnn(4),
             iter(IMAGES),

@@ -263,7 +263,7 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
     ] = "oba",
     steps: Annotated[
         int, typer.Option(help="How often the network is scored and cut.", min=1)
-    ] = 10,
+    ] = 20,
     aggregation: AggregationOption = None,
     repair: Annotated[
         list[str] | None,
@@ -278,7 +278,7 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
     ] = "global",
     per: Annotated[
         str, typer.Option(help="Rank by score per unit, or per cost that the unit saves.")
-    ] = "unit",
+    ] = "cost",
     kind: Annotated[
         list[str] | None,
         typer.Option(help="Cut only groups of this kind; may be repeated.", show_default=False),

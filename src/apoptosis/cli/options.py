@@ -61,8 +61,8 @@ WeightsOption = Annotated[
 AggregationOption = Annotated[
     str | None,
     typer.Option(
-        help="How scores of parameters become those of units: default, paper, entries, signed. The criterion's own "
-        "unless said.",
+        help="How scores of parameters become those of units: default, paper, layers, units, signed. The criterion's "
+        "own unless said.",
         show_default=False,
     ),
 ]

@@ -28,7 +28,7 @@ class PruneOptions:
     aggregation: str | None = None
     repair: tuple[str, ...] = ()
     widths: str = "global"
-    per: str = "unit"
+    per: str = "cost"
     kinds: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     round_to: int | None = None

@@ -217,7 +217,7 @@ def _command(options: PruneOptions) -> str:
         ("aggregation", options.aggregation, None),
         *(("repair", repair, None) for repair in options.repair),
         ("widths", options.widths, "global"),
-        ("per", options.per, "unit"),
+        ("per", options.per, "cost"),
         *(("kind", kind, None) for kind in options.kinds),
         *(("name", name, None) for name in options.names),
         ("round-to", options.round_to, None),

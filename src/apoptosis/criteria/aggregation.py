@@ -47,11 +47,15 @@ ROLES = ("producer", "carrier", "consumer")
 
 @dataclass(frozen=True, kw_only=True)
 class Aggregation:
-    """How entries become units; see the module's docstring."""
+    """How entries become units; see the module's docstring.
 
-    absolute: str = "unit"
+    Defaults are those that pruned a public ResNet best of all combinations, under nearly every criterion
+    (experiments/results/narrow_criteria.md): nothing cancels, norms do not count, no normaliser.
+    """
+
+    absolute: str = "entry"
     over_slices: str = "sum"
-    roles: tuple[str, ...] = ROLES
+    roles: tuple[str, ...] = ("producer", "consumer")
     parameters: str = "all"
     normalise: str = "none"
 
@@ -80,7 +84,8 @@ class UnitScores:
         criterion: the name of what made them.
         options: how it was asked.
         count: samples the scores are a mean over; 0 where no data were read.
-        missing: groups of which nothing was scored (frozen parameters, say); they are left alone by planning.
+        missing: groups of which nothing was scored: frozen parameters, or such that no gradient reaches. Planning
+            leaves them alone, for nothing is known of them.
         loss: mean loss of the network over the same samples; None where no data were read.
     """
 
@@ -168,7 +173,7 @@ def _check_fits(scores: Scores, structure: Structure) -> None:
 
 def _counts(part: Slice, scores: Scores, how: Aggregation) -> bool:
     value = scores.values.get(part.tensor)
-    if value is None or part.role not in how.roles:
+    if value is None or part.role not in how.roles or part.tensor in scores.unreached:
         return False
     return how.parameters == "all" or value.dim() > 1
 
@@ -273,13 +278,9 @@ _ALLOWED: Mapping[str, tuple[str, ...]] = {
 AGGREGATIONS: Mapping[str, Aggregation] = MappingProxyType(
     {
         "default": Aggregation(),
-        "paper": Aggregation(
-            absolute="slice",
-            over_slices="mean",
-            roles=("producer", "consumer"),
-            normalise="max",
-        ),
-        "entries": Aggregation(absolute="entry"),
+        "paper": Aggregation(absolute="slice", over_slices="mean", normalise="max"),
+        "layers": Aggregation(absolute="slice"),
+        "units": Aggregation(absolute="unit"),
         "signed": Aggregation(absolute="none"),
     }
 )

@@ -86,12 +86,17 @@ def taylor_units(
         )
     sums = {group.name: torch.zeros(group.size, dtype=torch.float64) for group in gated}
 
+    reached: set[str] = set()
+
     def visit(seen: Seen, piece: Batch) -> None:
         count = task.count(piece)
         for group in gated:
-            parts = [_by_sample(site, *seen[_place(site)], form) for site in sites[group.name]]
-            each = torch.stack(parts).sum(0) * (0.5 if group.kind == "qk_dim" else 1.0) * count
-            sums[group.name] += (each.abs() if form == "activation" else each).sum(0).cpu()
+            passed = [(site, *seen[_place(site)]) for site in sites[group.name]]
+            parts = [_by_sample(site, a, g, form) for site, a, g in passed if g is not None]
+            if parts:
+                reached.add(group.name)
+                each = torch.stack(parts).sum(0) * (0.5 if group.kind == "qk_dim" else 1.0) * count
+                sums[group.name] += (each.abs() if form == "activation" else each).sum(0).cpu()
 
     places = {_place(site) for group in gated for site in sites[group.name]}
     with in_eval_mode(model):
@@ -99,11 +104,11 @@ def taylor_units(
             model, batches, task, places, visit, micro_batch=micro_batch
         )
     return UnitScores(
-        {name: value.abs() / total for name, value in sums.items()},
+        {name: value.abs() / total for name, value in sums.items() if name in reached},
         f"taylor-{form}",
         {"form": form},
         total,
-        tuple(name for name, own in sites.items() if not own),
+        tuple(name for name in sites if name not in reached),
         loss,
     )
 
@@ -114,27 +119,20 @@ def gate_sites(model: nn.Module, group: Group) -> list[Site]:
     Nowhere if a part of that is shown by no module, as inside recurrent cells and torch's own attention: gates on the
     rest would be worth something else.
     """
-    names = {id(p): path for path, p in model.named_parameters()}
     modules = dict(model.named_modules())
-    holders: dict[str, set[str]] = {}
-    for path, module in modules.items():
-        holders[path] = {names[id(p)] for p in module.parameters(recurse=False) if id(p) in names}
-    made = {part.tensor for part in group.slices if part.role == "producer"}
     passed_on = {(s.module, s.call) for s in group.sites if s.side == "output"}
-    for role, side in (("consumer", "input"), ("producer", "output")):
-        tensors = {part.tensor for part in group.slices if part.role == role}
-        found: list[Site] = []
-        for site in (s for s in group.sites if s.side == side):
-            own = holders.get(site.module, set())
-            goes_on = (site.module, site.call) in passed_on
-            if side == "input" and goes_on and not isinstance(modules.get(site.module), _PLAIN):
-                continue  # it may also hand the unit past its weights, to who reads it next
-            # A tied head reads the stream with a tensor that also makes it.
-            if own & tensors or (own & made and not goes_on):
-                found.append(site)
-        if found:
-            seen = {name for site in found for name in holders[site.module]}
-            return found if tensors <= seen else []
+    for workers, side in ((group.readers, "input"), (group.makers, "output")):
+        found = [s for s in group.sites if s.side == side and s.module in workers]
+        if (
+            side == "input"
+        ):  # other modules may also hand the unit past their weights, to who reads it next
+            found = [
+                s
+                for s in found
+                if (s.module, s.call) not in passed_on or isinstance(modules.get(s.module), _PLAIN)
+            ]
+        if workers:
+            return found if workers <= {site.module for site in found} else []
     return []
 
 

@@ -35,8 +35,8 @@ class Place:
     side: str
 
 
-Seen: TypeAlias = Mapping[Place, tuple[Tensor, Tensor]]
-"""Activation and gradient of the mean loss of a piece of a batch."""
+Seen: TypeAlias = Mapping[Place, tuple[Tensor, Tensor | None]]
+"""Activation and gradient of the mean loss of a piece of a batch; None where no gradient comes back."""
 
 
 def visit_activations(
@@ -101,7 +101,7 @@ def _differentiated(
                 "gone when its gradient is known. Write that operation without in-place."
             )
     return {
-        place: (tensor.detach(), torch.zeros_like(tensor) if gradient is None else gradient)
+        place: (tensor.detach(), gradient)
         for (place, (tensor, _)), gradient in zip(seen.items(), found, strict=True)
     }
 

@@ -36,7 +36,7 @@ class Selection:
     """
 
     widths: str = "global"
-    per: str = "unit"
+    per: str = "cost"
     kinds: tuple[str, ...] | None = None
     names: tuple[str, ...] = ("*",)
     shares: Mapping[str, float] = field(default_factory=dict[str, float])

@@ -81,6 +81,10 @@ class Group:
     """Tensor, dimension, role and expression of each slice."""
     shown: tuple[tuple[str, int, str, int, Expr], ...] = field(repr=False)
     """Module, call, side, dimension and expression of each site."""
+    readers: frozenset[str] = field(repr=False)
+    """Modules in whose own code weights read the units."""
+    makers: frozenset[str] = field(repr=False)
+    """Modules in whose own code weights make them."""
     sizes: Mapping[Axis, int] = field(repr=False)
     """Sizes of the axes that have shrunk already."""
 
@@ -119,7 +123,7 @@ class Tie:
 def find_groups(analysis: Analysis) -> list[Group]:
     """Every group, in the order of the model's tensors."""
     kinds, inexact = kinds_of(analysis), inexact_axes(analysis)
-    roles, sites = _roles(analysis), _sites(analysis)
+    roles, sites, workers = _roles(analysis), _sites(analysis), _workers(analysis)
     floors = {axis for facts in analysis.facts.values() for e in facts.floors for axis in e.axes()}
     places: dict[Axis, list[tuple[str, int, str, Expr]]] = {}
     for value in analysis.tensors():
@@ -141,6 +145,8 @@ def find_groups(analysis: Analysis) -> list[Group]:
             axis=axis,
             places=tuple(own),
             shown=tuple(sites.get(axis, ())),
+            readers=frozenset(workers.get((axis, "consumer"), ())),
+            makers=frozenset(workers.get((axis, "producer"), ())),
             sizes={},
         )
     return list(groups.values())
@@ -240,6 +246,16 @@ def _roles(analysis: Analysis) -> dict[tuple[Value, int | None, Axis], str]:
                     known = found.get(place)
                     if known is None or rank[role] < rank[known]:
                         found[place] = role
+    return found
+
+
+def _workers(analysis: Analysis) -> dict[tuple[Axis, str], set[str]]:
+    """The modules whose operations make or read each axis with weights."""
+    found: dict[tuple[Axis, str], set[str]] = {}
+    for call in analysis.program.calls:
+        for _, _, expr, role in analysis.facts[call].roles:
+            for axis in expr.axes():
+                found.setdefault((axis, role), set()).add(call.module)
     return found
 
 

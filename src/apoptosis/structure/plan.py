@@ -4,6 +4,7 @@ The recipe is complete: tensors with kept indices, attributes with new values, h
 loading and repairing need no trace. A plan is plain data, JSON both ways; index sets are written as ranges.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -17,7 +18,15 @@ from apoptosis.structure.attributes import Attribute
 from apoptosis.structure.axes import Indices
 from apoptosis.structure.multihead import AttentionShape
 
-__all__ = ["FORMAT", "AttributeChange", "Plan", "Scaling", "TensorCut", "moved_scalings"]
+__all__ = [
+    "FORMAT",
+    "AttributeChange",
+    "Plan",
+    "Scaling",
+    "TensorCut",
+    "fingerprint_of",
+    "moved_scalings",
+]
 
 FORMAT = 1
 MOST_ROWS = 2**24
@@ -318,3 +327,9 @@ def moved_scalings(
             rows = np.flatnonzero(np.isin(cut.kept[0], rows))
         moved.append(Scaling(scaling.names, rows, scaling.factor))
     return tuple(moved)
+
+
+def fingerprint_of(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Names a network whose state dict has tensors of these names and shapes."""
+    text = ";".join(f"{name}:{tuple(shape)}" for name, shape in sorted(shapes.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

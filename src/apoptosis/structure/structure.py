@@ -1,6 +1,5 @@
 """What is known of a network's structure, and everything that can be asked of it without running it again."""
 
-import hashlib
 import operator
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -23,13 +22,13 @@ from apoptosis.structure.groups import Group, PinnedAxis, Tie
 from apoptosis.structure.kinds import KINDS
 from apoptosis.structure.multihead import AttentionShape, attention_shapes
 from apoptosis.structure.network import Network
-from apoptosis.structure.plan import Plan, TensorCut
+from apoptosis.structure.plan import Plan, TensorCut, fingerprint_of
 from apoptosis.structure.polynomials import Polynomial
 from apoptosis.structure.replay import replay_of
 from apoptosis.structure.rewriting import CutProgram, write_program
 from apoptosis.structure.surgery import cut_module
 
-__all__ = ["Structure", "fingerprint_of"]
+__all__ = ["Structure"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -386,12 +385,6 @@ def _shapes_after(
     shapes: dict[str, tuple[int, ...]], cuts: tuple[TensorCut, ...]
 ) -> dict[str, tuple[int, ...]]:
     return shapes | {name: cut.new_shape for cut in cuts for name in cut.names if name in shapes}
-
-
-def fingerprint_of(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Names a network whose state dict has tensors of these names and shapes."""
-    text = ";".join(f"{name}:{tuple(shape)}" for name, shape in sorted(shapes.items()))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:

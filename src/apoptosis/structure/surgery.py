@@ -15,7 +15,7 @@ from apoptosis.errors import ModelError, PlanMismatchError
 from apoptosis.modes import in_eval_mode
 from apoptosis.structure.attributes import read_attribute, write_attribute_
 from apoptosis.structure.multihead import CutAttention
-from apoptosis.structure.plan import Plan, TensorCut
+from apoptosis.structure.plan import Plan, TensorCut, fingerprint_of
 from apoptosis.structure.recording import model_tensors
 
 __all__ = [
@@ -207,7 +207,23 @@ def check_fits(model: nn.Module, plan: Plan) -> dict[str, Tensor]:
                 "again, or trace the model as it is."
             )
     _check_settings(model, held, plan)
+    if not plan.tensors:
+        _check_same(model, plan)
     return held
+
+
+def _check_same(model: nn.Module, plan: Plan) -> None:
+    """A plan that cuts nothing names no tensor to tell another model by."""
+    shapes = {
+        name: tuple(item.shape)
+        for name, item in model.state_dict(keep_vars=True).items()
+        if isinstance(item, Tensor)
+    }
+    if fingerprint_of(shapes) != plan.fingerprint:
+        raise PlanMismatchError(
+            f"The plan keeps everything of another model than this {type(model).__name__}: names or shapes of its "
+            "tensors differ. Make one with `trace(model, …)`."
+        )
 
 
 def _check_settings(model: nn.Module, held: dict[str, Tensor], plan: Plan) -> None:
