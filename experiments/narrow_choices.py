@@ -26,7 +26,8 @@ class Choice:
 
 ENTRIES = Aggregation(absolute="entry", roles=("producer", "consumer"))
 PAPER = AGGREGATIONS["paper"]
-PRICED, PLAIN, UNIFORM = Selection(per="cost"), Selection(), Selection(widths="uniform")
+PRICED, PLAIN = Selection(per="cost"), Selection(per="unit")
+UNIFORM = Selection(widths="uniform", per="unit")
 INTERNAL = Selection(per="cost", names=("layer*.conv1",))
 """Only channels inside blocks, no streams."""
 

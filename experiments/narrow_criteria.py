@@ -1,19 +1,18 @@
 """Which criterion, gathered and ranked how, prunes the public narrow ResNet32 best, without any training?
 
-    python experiments/narrow_criteria.py choose --device cuda --out experiments/results/narrow_choose.jsonl
-    python experiments/narrow_criteria.py report --device cuda --out experiments/results/narrow_report.jsonl
+    python experiments/narrow_criteria.py choose --device cuda --out experiments/results/narrow_choose.csv
+    python experiments/narrow_criteria.py report --device cuda --out experiments/results/narrow_report.csv
 
 `choose` tries every aggregation and selection for every criterion, scored once on draw 0, judged on images 0–4,999.
-`report` takes the best of these, scored on three draws, once and in many steps, judged on both halves: the choice is made
-on images 0–4,999, the figures are those on 5,000–9,999. Every network is judged as it was cut and with batch norms measured anew on the scoring images. One line of JSON per network.
+`report` takes the best of these, scored on three draws, once and in many steps, judged on both halves: the choice is
+made on images 0–4,999, the figures are those on 5,000–9,999. Every network is judged as it was cut and with batch norms
+measured anew on the scoring images. One line per network; `narrow_tables.py` makes the pages.
 """
 
 import argparse
 import itertools
-import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,10 @@ from typing import Any
 import torch
 from cifar import DRAWS, Cifar, load_cifar, public_network
 from narrow_choices import REPORTED
+from narrow_lines import Row, gathered, write_lines
 from torch import nn
 
-from apoptosis.criteria import CRITERIA, Aggregation, unit_scores
+from apoptosis.criteria import CRITERIA, Aggregation, UnitScores, unit_scores
 from apoptosis.criteria.aggregation import normalised
 from apoptosis.planning import Budget, Selection, make_plan
 from apoptosis.repair import batch_norm
@@ -58,7 +58,7 @@ def aggregations() -> Iterator[Aggregation]:
 def selections() -> Iterator[Selection]:
     yield Selection(per="unit")
     yield Selection(per="cost")
-    yield Selection(widths="uniform")
+    yield Selection(widths="uniform", per="unit")
 
 
 def judged(
@@ -76,12 +76,12 @@ def judged(
     }
 
 
-def choose(name: str, draw: int, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def choose(name: str, draw: int, args: argparse.Namespace) -> Iterator[Row]:
     """Every aggregation and selection of one criterion, scored once."""
     data, model = _setup(args)
     structure = trace(model, data.train[0][:1])
     criterion = CRITERIA[name]
-    start = time.perf_counter()
+    tables: list[tuple[Aggregation | str, UnitScores]]
     if criterion.score is not None:
         scores = criterion.score(model, data.draw(draw), None)
         tables = [(a, unit_scores(scores, structure, a)) for a in aggregations()]
@@ -90,27 +90,25 @@ def choose(name: str, draw: int, args: argparse.Namespace) -> Iterator[dict[str,
         tables = []
         for n in NORMALISERS:
             values = {group: normalised(own, n) for group, own in units.values.items()}
-            tables.append((Aggregation(normalise=n), type(units)(values, name)))
-    seconds = time.perf_counter() - start
-    for (aggregation, units), selection, kept in itertools.product(tables, selections(), KEPT):
-        if selection.widths == "uniform" and aggregation.normalise != "none":
+            tables.append((n, type(units)(values, name)))
+    for (how, units), selection, kept in itertools.product(tables, selections(), KEPT):
+        told = gathered(None, how) if isinstance(how, str) else gathered(how)
+        if selection.widths == "uniform" and told["normalise"] != "none":
             continue  # ranks inside a group are the same
         plan = make_plan(structure, units, Budget(flops=kept), selection)
         yield {
             "criterion": name,
-            "draw": draw,
             "kept": kept,
-            "steps": 1,
-            "aggregation": asdict(aggregation),
-            "selection": {"widths": selection.widths, "per": selection.per},
+            **told,
+            "widths": selection.widths,
+            "per": selection.per,
             "macs": structure.macs(plan) / structure.macs(),
             "params": structure.params(plan) / structure.params(),
-            "scoring_s": seconds,
             **judged(model, cut(model, plan), plan, data, draw, "choose"),
         }
 
 
-def report(row: int, draw: int, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def report(row: int, draw: int, args: argparse.Namespace) -> Iterator[Row]:
     """One chosen way, on one draw, at both budgets."""
     data, model = _setup(args)
     chosen = REPORTED[row]
@@ -131,14 +129,18 @@ def report(row: int, draw: int, args: argparse.Namespace) -> Iterator[dict[str, 
             "draw": draw,
             "kept": kept,
             "steps": chosen.steps,
-            "aggregation": None if chosen.aggregation is None else asdict(chosen.aggregation),
-            "selection": {"widths": chosen.selection.widths, "per": chosen.selection.per},
+            **gathered(chosen.aggregation),
+            "widths": chosen.selection.widths,
+            "per": chosen.selection.per,
             "macs": outcome.spent[0].got,
             "params": outcome.spent[1].got,
             "seconds": time.perf_counter() - start,
             **{
-                half: judged(model, outcome.model, outcome.plan, data, draw, half)
+                f"{half}_{what}": value
                 for half in ("choose", "report")
+                for what, value in judged(
+                    model, outcome.model, outcome.plan, data, draw, half
+                ).items()
             },
         }
 
@@ -148,7 +150,7 @@ def _setup(args: argparse.Namespace) -> tuple[Cifar, nn.Module]:
     return load_cifar(args.data, args.device), public_network(32, args.weights, args.device)
 
 
-def _job(job: tuple[str, Any, int, argparse.Namespace]) -> list[dict[str, Any]]:
+def _job(job: tuple[str, Any, int, argparse.Namespace]) -> list[Row]:
     kind, what, draw, args = job
     return list(choose(what, draw, args) if kind == "choose" else report(what, draw, args))
 
@@ -169,11 +171,8 @@ def main() -> None:
     else:
         rows = [i for i, row in enumerate(REPORTED) if not args.only or row.label in args.only]
         jobs = [("report", row, draw, args) for row in rows for draw in args.draws]
-    with get_context("spawn").Pool(args.workers) as pool, args.out.open("w") as out:
-        for done, rows in enumerate(pool.imap_unordered(_job, jobs), 1):
-            out.writelines(json.dumps(row) + "\n" for row in rows)
-            out.flush()
-            print(f"{done} of {len(jobs)} jobs", flush=True)
+    with get_context("spawn").Pool(args.workers) as pool:
+        write_lines(args.out, pool.imap_unordered(_job, jobs), len(jobs))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Do scores know what a unit is worth? Rank correlation with the true loss change, the form of the paper's Table 1.
 
-    python experiments/narrow_ranking.py --device cuda --out experiments/results/narrow_ranking.jsonl
+    python experiments/narrow_ranking.py --device cuda --out experiments/results/narrow_ranking.csv
 
 Public narrow ResNet32, every unit of every group. Truth: the change of the loss when the unit is zeroed, on the same
 2,000 training images the scores saw, and on test images 5,000–9,999. Three draws. Spearman per layer (mean over
@@ -9,15 +9,13 @@ groups) and over all units, for every criterion, every place of the abs and ever
 
 import argparse
 import itertools
-import json
 from collections.abc import Iterator
-from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import torch
 from cifar import DRAWS, load_cifar, public_network
+from narrow_lines import Row, gathered, write_lines
 from torch import Tensor
 
 from apoptosis.criteria import CRITERIA, Aggregation, spearman, unit_scores, unit_truth
@@ -29,18 +27,18 @@ ROLES = (EVERY_ROLE, ("producer", "consumer"), ("consumer",), ("producer", "carr
 NORMALISERS = ("none", "max", "minmax", "l2", "mean")
 
 
-def rows_of(draw: int, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def rows_of(draw: int, args: argparse.Namespace) -> Iterator[Row]:
     torch.set_num_threads(1)
     data, model = load_cifar(args.data, args.device), public_network(32, args.weights, args.device)
     structure = trace(model, data.train[0][:1])
     batches = data.draw(draw)
     truths = {
-        "scoring images": unit_truth(model, structure, data.draw(draw, 2000)),
-        "test images 5,000–9,999": unit_truth(model, structure, data.report(5000)),
+        "scoring": unit_truth(model, structure, data.draw(draw, 2000)),
+        "test": unit_truth(model, structure, data.report(5000)),
     }
     for name, criterion in CRITERIA.items():
         if criterion.score is None:
-            tables = [(Aggregation(), criterion.units(model, structure, batches))]
+            tables = [(None, criterion.units(model, structure, batches))]
         else:
             scores = criterion.score(model, batches, None)
             tables = [
@@ -53,23 +51,28 @@ def rows_of(draw: int, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             yield {
                 "criterion": name,
                 "draw": draw,
-                "aggregation": asdict(how),
+                **_form(how),
                 "truth": where,
                 **_correlations(units.values, truth),
             }
 
 
-def _correlations(scores: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str, Any]:
+def _correlations(scores: dict[str, Tensor], truth: dict[str, Tensor]) -> Row:
     layers = [spearman(scores[name], truth[name]) for name in truth]
     every = torch.cat([truth[name] for name in truth])
     over_all = {
-        n: spearman(torch.cat([normalised(scores[name], n) for name in truth]), every)
+        f"all_{n}": spearman(torch.cat([normalised(scores[name], n) for name in truth]), every)
         for n in NORMALISERS
     }
-    return {"per_layer": sum(layers) / len(layers), "over_all": over_all}
+    return {"per_layer": sum(layers) / len(layers), **over_all}
 
 
-def _job(job: tuple[int, argparse.Namespace]) -> list[dict[str, Any]]:
+def _form(how: Aggregation | None) -> Row:
+    told = gathered(how)
+    return {option: told[option] for option in ("absolute", "over_slices", "roles")}
+
+
+def _job(job: tuple[int, argparse.Namespace]) -> list[Row]:
     return list(rows_of(*job))
 
 
@@ -81,10 +84,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     jobs = [(draw, args) for draw in DRAWS]
-    with get_context("spawn").Pool(len(jobs)) as pool, args.out.open("w") as out:
-        for rows in pool.imap_unordered(_job, jobs):
-            out.writelines(json.dumps(row) + "\n" for row in rows)
-            out.flush()
+    with get_context("spawn").Pool(len(jobs)) as pool:
+        write_lines(args.out, pool.imap_unordered(_job, jobs), len(jobs))
 
 
 if __name__ == "__main__":
