@@ -473,8 +473,8 @@ def _reading(ways: Ways, peers: Peers, grid: Grid) -> Iterator[str]:
         f"{signed(priced[0] - priced[1])} points for entries of producers and consumers; after division by the "
         f"largest it is worth {signed(scaled[0] - scaled[1])}, and over all combinations "
         f"{signed(everywhere[0] - everywhere[1])}. A likely reason, not tested: normalised scores are no longer "
-        f"in units of the loss. Option by option, averages over all others would choose {_on_average(grid)}: the argument for "
-        "the default is its combination, not the sum of its parts."
+        f"in units of the loss. Option by option, averages over all others would choose {_on_average(grid)}: the "
+        "argument for the default is its combination, not the sum of its parts."
     )
     assert priced[0] > priced[1], "a price is worth nothing"
     assert scaled[0] < scaled[1], "normalised scores can be priced"
@@ -695,8 +695,8 @@ def _rank_reading(ranks: Ranks) -> Iterator[str]:
         "([narrow_criteria.md](narrow_criteria.md))."
     )
     yield (
-        "Over all units chance is no zero, presumably for sums and normalisers give whole groups a level: "
-        f"with l2 it has {at('random', b, 'all_l2', 'scoring')} and {at('random', b, 'all_l2', 'test')}, with max "
+        "Over all units chance is no zero, presumably for sums and normalisers give whole groups a level: with "
+        f"l2 it has {at('random', b, 'all_l2', 'scoring')} and {at('random', b, 'all_l2', 'test')}, with max "
         f"{at('random', b, 'all_max', 'scoring')} and {at('random', b, 'all_max', 'test')}, without a normaliser "
         f"{at('random', b, 'all_none', 'scoring')} and {at('random', b, 'all_none', 'test')}; per layer "
         f"{at('random', b, 'per_layer', 'scoring')} and {at('random', b, 'per_layer', 'test')}. Columns over all "
