@@ -65,7 +65,8 @@ class Ways:
         for row in sorted(rows, key=lambda row: row["draw"]):
             self.held[row["label"], row["kept"]].append(row)
         assert {len(own) for own in self.held.values()} == {3}, "a draw is missing"
-        self.labels = sorted({row["label"] for row in rows}, key=self.choice, reverse=True)
+        labels = sorted({row["label"] for row in rows})  # ties in one order
+        self.labels = sorted(labels, key=self.choice, reverse=True)
         self.missing = [c.label for c in REPORTED if c.label not in self.labels]
 
     def values(self, label: str, kept: float, what: str) -> list[float]:
