@@ -31,6 +31,15 @@ UNIFORM = Selection(widths="uniform", per="unit")
 INTERNAL = Selection(per="cost", names=("layer*.conv1",))
 """Only channels inside blocks, no streams."""
 
+INTERNAL_PLAIN = Selection(per="unit", names=("layer*.conv1",))
+MEANS = Aggregation(
+    absolute="entry",
+    roles=("producer", "carrier", "consumer"),
+    over_slices="mean",
+    normalise="mean",
+)
+"""Torch-Pruning's way."""
+
 # Long ones first, so that workers end together.
 REPORTED: tuple[Choice, ...] = (
     *(
@@ -78,4 +87,9 @@ REPORTED: tuple[Choice, ...] = (
         Choice(f"{name}, entries per MAC, block channels", name, 1, ENTRIES, INTERNAL)
         for name in ("oba", "taylor", "obd-ggn", "magnitude", "random")
     ),
+    *(
+        Choice(f"magnitude-l2, mean-normalised{where}", "magnitude-l2", 1, MEANS, selection)
+        for where, selection in (("", PLAIN), (", block channels", INTERNAL_PLAIN))
+    ),
+    Choice("magnitude-l2, entries per MAC", "magnitude-l2", 1, ENTRIES, PRICED),
 )

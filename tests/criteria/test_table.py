@@ -29,7 +29,7 @@ from apoptosis.structure import trace
 from oracles.building import CLASSES, built, images
 from oracles.untouched import Snapshot
 
-DATA_FREE = {"magnitude", "random"}
+DATA_FREE = {"magnitude", "magnitude-l2", "random"}
 OF_UNITS = {"taylor-gate", "taylor-activation"}
 OF_PARAMETERS = [name for name in CRITERIA if name not in OF_UNITS]
 READING = [name for name in CRITERIA if name not in DATA_FREE]
@@ -244,6 +244,7 @@ def test_names_stand_for_these_options():
         "obd-ggn": ("obd", "ggn"),
         "obd-fisher": ("obd", "fisher"),
         "magnitude": ("magnitude", None),
+        "magnitude-l2": ("magnitude", None),
         "random": ("random", None),
     }
     model = lived_in()

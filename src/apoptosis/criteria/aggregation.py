@@ -49,8 +49,8 @@ ROLES = ("producer", "carrier", "consumer")
 class Aggregation:
     """How entries become units; see the module's docstring.
 
-    Defaults are those that pruned a public ResNet best of all combinations, under nearly every criterion
-    (experiments/results/narrow_criteria.md): nothing cancels, norms do not count, no normaliser.
+    Defaults are those with which OBA, ranked per cost and in many steps, pruned a public ResNet best of all that was
+    tried (experiments/results/narrow_criteria.md): nothing cancels, norms do not count, no normaliser.
     """
 
     absolute: str = "entry"

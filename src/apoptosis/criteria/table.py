@@ -89,6 +89,7 @@ _ENTRIES = (
         "obd-fisher", "½ θ² mean squared gradient per sample", partial(obd, diagonal="fisher")
     ),
     Criterion("magnitude", "|θ|", magnitude),
+    Criterion("magnitude-l2", "θ²", partial(magnitude, power=2.0)),
     Criterion("random", "uniform on (0, 1)", random),
 )
 
