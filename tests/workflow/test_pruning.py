@@ -670,3 +670,25 @@ def test_weights_that_are_no_numbers_are_refused(criterion, bad):
     with pytest.raises(NonFiniteError, match="(?i)nan"):
         ap.prune(model, IMAGES, Budget(flops=0.5), criterion=criterion, steps=2)
     before.assert_unchanged()
+
+
+@pytest.mark.parametrize("steps", [5, 20])
+def test_uniform_widths_are_uniform_however_many_steps_lead_there(steps):
+    """One unit of a small layer is more than a small step takes: what counts is the share of the first network."""
+    layers = [nn.Linear(16, 8), nn.Linear(8, 256), nn.Linear(256, 16), nn.Linear(16, 3)]
+    model = nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())))
+    selection = Selection(widths="uniform")
+    batches = [(torch.zeros(2, 16), torch.tensor([0, 1]))]
+
+    def left(num):
+        outcome = ap.prune(
+            model,
+            batches,
+            Budget(flops=0.4),
+            criterion="magnitude",
+            steps=num,
+            selection=selection,
+        )
+        return {name: outcome.history[-1].left[name] for name in outcome.plan.sizes}
+
+    assert left(steps) == left(1)

@@ -29,6 +29,7 @@ class Bundle:
         gone: (levels, members), units lost at each level.
         score: (levels,), the sum of the scores of all units lost.
         sizes: (members,), units now.
+        whole: (members,), units of the network one began with.
     """
 
     names: tuple[str, ...]
@@ -36,6 +37,7 @@ class Bundle:
     gone: NDArray[np.int64]
     score: NDArray[np.float64]
     sizes: NDArray[np.int64]
+    whole: NDArray[np.int64]
 
     @property
     def last(self) -> int:
@@ -61,8 +63,8 @@ class Bundle:
         for i, keep in wanted:
             if abs(left[level, i] - keep) > coarseness:
                 raise ConfigError(
-                    f"shares asks for {keep} of {self.sizes[i]} units of {self.names[i]!r}; the nearest that ties, "
-                    f"floors and caps allow is {left[level, i]}. In one bundle: {', '.join(self.names)}."
+                    f"shares asks for {keep} of {self.whole[i]} units of {self.names[i]!r}; the nearest that ties, "
+                    f"floors, caps and rounding allow is {left[level, i]}. In one bundle: {', '.join(self.names)}."
                 )
         return level
 
@@ -73,6 +75,7 @@ def find_bundles(
     selection: Selection,
     chosen: Sequence[Group],
     fewest: Mapping[str, int],
+    whole: Mapping[str, int],
 ) -> list[Bundle]:
     """Every bundle that can shrink, in the order of the groups.
 
@@ -82,6 +85,7 @@ def find_bundles(
         selection: rounding.
         chosen: groups that may shrink; `places` of bundles are places in this list.
         fewest: how many units must stay, by group.
+        whole: how many there were in the network one began with, by group.
     """
     place = {group.name: i for i, group in enumerate(chosen)}
     found: list[Bundle] = []
@@ -101,7 +105,8 @@ def find_bundles(
             for i, member in enumerate(members):
                 score += _cumulative(units, member.name)[gone[:, i]]
             places = np.array([place[name] for name in step], dtype=np.int64)
-            found.append(Bundle(tuple(step), places, gone, score, sizes))
+            at_first = np.array([whole[name] for name in step], dtype=np.int64)
+            found.append(Bundle(tuple(step), places, gone, score, sizes, at_first))
     return found
 
 

@@ -36,6 +36,7 @@ class Limits:
     whole: Mapping[str, int]
     asked: Mapping[str, float]
     allowed: Mapping[str, int]
+    sizes: Mapping[str, int]
     fewest: Mapping[str, int]
     fixed: Mapping[str, int]
 
@@ -54,6 +55,7 @@ def limits_of(structure: Structure, shares: Mapping[str, float], selection: Sele
         shares,
         # The tiny term forgives 0.1 + 0.2.
         {name: int(whole[name] * share * (1 + 1e-12)) for name, share in shares.items()},
+        {g.name: g.size for g in groups},
         {g.name: min(selection.fewest(g), fixed.get(g.name, g.size)) for g in groups},
         fixed,
     )
@@ -93,7 +95,7 @@ def starting_point(
     chosen = selection.groups(structure)
     bundles: list[Bundle] = []
     levels: list[int] = []
-    for bundle in find_bundles(structure, units, selection, chosen, limits.fewest):
+    for bundle in find_bundles(structure, units, selection, chosen, limits.fewest, limits.sizes):
         level = bundle.level_of(limits.fixed)
         bundles.append(bundle if level is None else bundle.until(level))
         levels.append(level or 0)

@@ -1,10 +1,10 @@
 """Take the moves that cost least score until every budget is met, then give back what the last of them overshot.
 
 The order of moves is given by a figure per move. With `widths="uniform"` it is the share of the group that is gone
-after the move; else the score per unit, or per cost saved. What a move saves depends on the sizes of the other groups:
-a channel that two layers share saves less when the other layer has shrunk. Savings are therefore taken anew while moves
-are taken, each time a fraction of what is still too much has gone. Where several budgets are not met yet, the saving is
-the sum of those in each, as shares of what is still too much there.
+after the move, of the units one began with; else the score per unit, or per cost saved. What a move saves depends on
+the sizes of the other groups: a channel that two layers share saves less when the other layer has shrunk. Savings are
+therefore taken anew while moves are taken, each time a fraction of what is still too much has gone. Where several
+budgets are not met yet, the saving is the sum of those in each, as shares of what is still too much there.
 
 At the end no bundle can take its last move back without breaking the budget: what is left unspent is less than the
 smallest of those moves.
@@ -85,7 +85,8 @@ def _figures(
 ) -> NDArray[np.float64]:
     """(stop − start,): what decides when each move is taken; the lower, the sooner."""
     if selection.widths == "uniform":
-        return (bundle.gone[start + 1 : stop + 1] / bundle.sizes).mean(axis=1)
+        gone = bundle.whole - bundle.sizes + bundle.gone[start + 1 : stop + 1]
+        return (gone / bundle.whole).mean(axis=1)
     score = np.diff(bundle.score[start : stop + 1])
     num_units = np.diff(bundle.gone[start : stop + 1], axis=0).sum(axis=1)
     if selection.per == "unit" or not len(score):
