@@ -36,7 +36,8 @@ class Spending:
     left: int
 
     def __str__(self) -> str:
-        return f"{self.what}: asked {self.asked:.1%}, got {self.got:.2%} ({self.left:,} of {self.dense:,})"
+        asked = f"asked {self.asked:.1%}, got" if self.asked < 1 else "nothing asked, got"
+        return f"{self.what}: {asked} {self.got:.2%} ({self.left:,} of {self.dense:,})"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -17,6 +18,8 @@ PAGES = {
     for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
 }
 README = PAGES["README.md"]
+TEMPORARY = TemporaryDirectory()
+"""Where pages write what they write."""
 LINKS = [
     (page, link)
     for page, text in PAGES.items()
@@ -34,7 +37,11 @@ def run(page: str) -> str:
     """What the page's program prints."""
     program = "\n".join(python_blocks(page))
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False
+        [sys.executable, "-W", "error", "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=TEMPORARY.name,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -46,9 +53,13 @@ def test_python_blocks_run(page):
 
 
 def test_pages_that_should_show_code_do():
-    assert {"README.md", "docs/design.md", "docs/method.md", "docs/structure.md"} <= {
-        page for page in PAGES if python_blocks(page)
-    }
+    assert {
+        "README.md",
+        "docs/design.md",
+        "docs/method.md",
+        "docs/pruning.md",
+        "docs/structure.md",
+    } <= {page for page in PAGES if python_blocks(page)}
 
 
 @pytest.mark.parametrize(("page", "link"), LINKS)
@@ -69,16 +80,18 @@ def slug(heading: str) -> str:
 # --- README ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("example", python_blocks("README.md"), ids=["scores", "cuts"])
+@pytest.mark.parametrize("example", python_blocks("README.md"), ids=["prune", "parts"])
 def test_examples_are_short(example):
     assert len([line for line in example.splitlines() if line.strip()]) <= 22
 
 
 def test_the_example_prints_what_it_promises():
     printed = run("README.md")
-    assert float(re.search(r"test accuracy ([\d.]+)%", printed)[1]) > 90
-    assert re.search(r"loss \d\.\d+ +θ·g [+-]\d+\.\d+ +θ·Hθ [+-]\d+\.\d+", printed)
-    assert "stem.conv.weight   (16, 1, 3, 3)" in printed
+    assert float(re.search(r"test accuracy ([\d.]+)% before", printed)[1]) > 90
+    assert float(re.search(r"([\d.]+)% after", printed)[1]) > 50
+    assert re.search(r"flops: asked 70\.0%, got (6\d|70)\.\d+%", printed)
+    assert re.search(r"loss \d\.\d+ +θ·Hθ [+-]\d+\.\d+", printed)
+    assert "stem.conv stream 16" in printed
 
 
 @pytest.mark.parametrize("target", re.findall(r"\$ make ([\w-]+)", README))
