@@ -6,7 +6,7 @@ of its parameters, `units=0.7` at most 70 % of the units of all groups that may 
 once; all of them are met.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from apoptosis.errors import ConfigError
 from apoptosis.planning.selection import Selection
 from apoptosis.records import Spending
-from apoptosis.structure import Plan, Structure
+from apoptosis.structure import Plan, Polynomial, Structure
 
 __all__ = ["MEASURES", "Budget", "Costing", "spending"]
 
@@ -90,7 +90,12 @@ class Costing:
     ) -> None:
         """Costs as functions of the numbers of units of the groups `names`; the others stay as they are."""
         macs, params = structure.polynomials(names)
-        self._measures = {"flops": macs, "params": params, "units": _total}
+        self._measures: dict[str, Callable[[NDArray[np.int64]], int]] = {
+            "flops": macs,
+            "params": params,
+            "units": _total,
+        }
+        self._parts: dict[tuple[int, ...], dict[str, Polynomial]] = {}
         self.allowed = allowed
 
     def costs(self, counts: NDArray[np.int64]) -> dict[str, int]:
@@ -102,11 +107,27 @@ class Costing:
         costs = self.costs(counts)
         return max((costs[n] - most) / max(most, 1) for n, most in self.allowed.items())
 
-    def saved(self, counts: NDArray[np.int64], fewer: NDArray[np.int64]) -> float:
-        """What fewer units save, each measure as a share of what is still too much in it; of all, once all are met."""
-        now, then = self.costs(counts), self.costs(fewer)
-        too_much = {n: now[n] - most for n, most in self.allowed.items() if now[n] > most}
-        return sum((now[n] - then[n]) / most for n, most in (too_much or now).items() if most)
+    def still_too_much(self, counts: NDArray[np.int64]) -> dict[str, int]:
+        """By how much each measure is exceeded; all that there is in each, once none is."""
+        costs = self.costs(counts)
+        excess = {n: costs[n] - most for n, most in self.allowed.items() if costs[n] > most}
+        return excess or {name: cost for name, cost in costs.items() if cost}
+
+    def saved(
+        self,
+        before: NDArray[np.int64],
+        after: NDArray[np.int64],
+        changed: tuple[int, ...],
+        too_much: Mapping[str, int],
+    ) -> float:
+        """What a change of the groups at some places saves, each measure as a share of what is still too much."""
+        if changed not in self._parts:
+            polynomials = {n: m for n, m in self._measures.items() if isinstance(m, Polynomial)}
+            self._parts[changed] = {n: p.part(changed) for n, p in polynomials.items()}
+        measures = self._measures | self._parts[changed]
+        return sum(
+            (measures[n](before) - measures[n](after)) / most for n, most in too_much.items()
+        )
 
 
 def _total(counts: NDArray[np.int64]) -> int:

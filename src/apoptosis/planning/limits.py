@@ -6,13 +6,12 @@ from typing import NoReturn
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from apoptosis.criteria import UnitScores
 from apoptosis.errors import BudgetError
 from apoptosis.planning.budget import MEASURES, Budget, Costing
 from apoptosis.planning.bundles import Bundle, find_bundles
-from apoptosis.planning.moves import counts_at
+from apoptosis.planning.moves import Levels, Moves
 from apoptosis.planning.selection import Selection
 from apoptosis.structure import KINDS, Structure
 
@@ -90,7 +89,7 @@ def within_reach(
 
 def starting_point(
     structure: Structure, units: UnitScores, selection: Selection, limits: Limits
-) -> tuple[list[Bundle], NDArray[np.int64]]:
+) -> tuple[Moves, Levels]:
     """What can move, and from where: bundles with a share of their own are there already and move no more."""
     chosen = selection.groups(structure)
     bundles: list[Bundle] = []
@@ -99,7 +98,9 @@ def starting_point(
         level = bundle.level_of(limits.fixed)
         bundles.append(bundle if level is None else bundle.until(level))
         levels.append(level or 0)
-    return bundles, np.array(levels, dtype=np.int64)
+    sizes = np.array([group.size for group in chosen], dtype=np.int64)
+    costing = Costing(structure, [group.name for group in chosen], limits.allowed)
+    return Moves(bundles, costing, selection, sizes), np.array(levels, dtype=np.int64)
 
 
 def refuse(
@@ -131,12 +132,8 @@ def _lowest(
     structure: Structure, units: UnitScores, selection: Selection, limits: Limits
 ) -> dict[str, int]:
     """Costs with every bundle at its last level."""
-    chosen = selection.groups(structure)
-    bundles, _ = starting_point(structure, units, selection, limits)
-    last = np.array([bundle.last for bundle in bundles], dtype=np.int64)
-    sizes = np.array([group.size for group in chosen], dtype=np.int64)
-    costing = Costing(structure, [group.name for group in chosen], limits.allowed)
-    return costing.costs(counts_at(bundles, last, sizes))
+    moves, _ = starting_point(structure, units, selection, limits)
+    return moves.costs(moves.last)
 
 
 def _hindrances(
@@ -146,8 +143,9 @@ def _hindrances(
     now = _lowest(structure, units, selection, limits)[measure]
     everything = _unscored(structure)
     scored = replace(
-        everything, values={n: v for n, v in everything.values.items() if n not in units.missing}
+        everything, values={n: v for n, v in everything.values.items() if n in units.values}
     )
+    missing = [name for name in everything.values if name not in units.values]
     inexact = [group.name for group in structure.groups if not group.exact]
     kinds = (
         f"inexact groups, cut only if `kinds` names them ({_some(inexact)})"
@@ -160,11 +158,11 @@ def _hindrances(
         (f"round_to={selection.round_to}", replace(selection, round_to=1), units),
         (f"shares of {', '.join(selection.shares)}", replace(selection, shares={}), units),
         (f"names={selection.names}", replace(selection, names=("*",)), scored),
-        (f"groups without scores ({_some(units.missing)})", selection, everything),
+        (f"groups without scores ({_some(missing)})", selection, everything),
         (kinds, replace(selection, kinds=tuple(KINDS)), scored),
     ]
     for what, other, others_units in relaxed:
-        if other == selection and (others_units is not everything or not units.missing):
+        if other == selection and (others_units is not everything or not missing):
             continue
         loosened = limits_of(structure, dict.fromkeys(limits.allowed, 1.0), other)
         cost = _lowest(structure, others_units, other, loosened)[measure]

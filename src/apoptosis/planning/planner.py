@@ -6,10 +6,9 @@ from numpy.typing import NDArray
 
 from apoptosis.criteria import UnitScores
 from apoptosis.errors import NonFiniteError, PlanMismatchError
-from apoptosis.planning.budget import Budget, Costing
+from apoptosis.planning.budget import Budget
 from apoptosis.planning.bundles import order_of
 from apoptosis.planning.limits import Limits, limits_of, refuse, starting_point
-from apoptosis.planning.moves import counts_at, spend
 from apoptosis.planning.selection import Selection
 from apoptosis.structure import Plan, Structure
 
@@ -54,16 +53,11 @@ def plan_within(
 ) -> Plan:
     """As `make_plan`, within limits in numbers."""
     _check_scores(structure, units)
-    chosen = selection.groups(structure)
-    sizes = np.array([group.size for group in chosen], dtype=np.int64)
-    costing = Costing(structure, [group.name for group in chosen], limits.allowed)
-    bundles, levels = starting_point(structure, units, selection, limits)
-    deepest = np.array([bundle.last for bundle in bundles], dtype=np.int64)
-    if costing.excess(counts_at(bundles, deepest, sizes)) > 0:
+    moves, levels = starting_point(structure, units, selection, limits)
+    if moves.excess(moves.last) > 0:
         refuse(structure, units, selection, limits)
-    levels = spend(bundles, costing, selection, levels, sizes)
     kept: dict[str, NDArray[np.int64]] = {}
-    for bundle, level in zip(bundles, levels, strict=True):
+    for bundle, level in zip(moves.bundles, moves.spend(levels), strict=True):
         for name, gone in zip(bundle.names, bundle.gone[level], strict=True):
             if gone:
                 kept[name] = np.sort(order_of(units, name)[gone:])

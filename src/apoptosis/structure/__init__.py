@@ -17,6 +17,7 @@ from apoptosis.structure.groups import Group, PinnedAxis, Site, Slice, Tie
 from apoptosis.structure.kinds import KINDS
 from apoptosis.structure.plan import Plan, fingerprint_of
 from apoptosis.structure.recording import model_tensors
+from apoptosis.structure.polynomials import Polynomial
 from apoptosis.structure.rewriting import CutProgram
 from apoptosis.structure.structure import Structure
 from apoptosis.structure.surgery import copy_with, cut_optimizer, zero
@@ -30,6 +31,7 @@ __all__ = [
     "Indices",
     "PinnedAxis",
     "Plan",
+    "Polynomial",
     "Site",
     "Slice",
     "Structure",
