@@ -219,3 +219,34 @@ def test_spearman_of_a_constant_is_undefined():
 def test_spearman_refuses_what_has_no_ranks(a, b, message):
     with pytest.raises(DataError, match=message):
         spearman(a, b)
+
+
+def weight_normed(norm) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(norm(nn.Linear(64, 6)), nn.Tanh(), norm(nn.Linear(6, 10)))
+    return model.double().eval()
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        pytest.param(nn.utils.parametrizations.weight_norm, id="parametrised"),
+        pytest.param(
+            nn.utils.weight_norm,
+            id="hooked",
+            marks=pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning"),
+        ),
+    ],
+)
+def test_the_truth_of_a_weight_norm_is_that_of_its_twin(norm):
+    """Directions of length zero have no norm to be divided by: `zero` leaves them alone, and so must the truth."""
+    model, data = weight_normed(norm), [(x.flatten(1), y) for x, y in batches()]
+    model(data[0][0])  # leaves a weight that is no leaf, which torch does not copy
+    structure = trace(model, data[0][0][:1])
+    (group,) = structure.groups
+    truth = unit_truth(model, structure, data)[group.name]
+    plain = evaluate(model, data).loss
+    for unit in range(group.size):
+        plan = structure.plan({group.name: [u for u in range(group.size) if u != unit]})
+        expected = evaluate(zero(model, plan), data).loss - plain
+        assert truth[unit].item() == pytest.approx(expected, abs=1e-12)

@@ -476,3 +476,45 @@ def test_an_unknown_form_is_answered_with_those_there_are():
     model = built(flattened)
     with pytest.raises(ConfigError, match="form='weights' was asked for; there are gate, activ"):
         taylor_units(model, trace(model, images()[0]), [images()], form="weights")
+
+
+class Windows(nn.Module):
+    """Units are read as they are, and in windows that stand among the samples, as in Swin transformers."""
+
+    def __init__(self, mixes: bool = False) -> None:
+        super().__init__()
+        self.mixes = mixes
+        self.up, self.whole, self.window = nn.Linear(3, 5), nn.Linear(5, 4), nn.Linear(5, 4)
+
+    def forward(self, x):
+        units = self.up(x).tanh()
+        windows = units.unflatten(1, (2, -1)).flatten(0, 1)
+        windows = units.transpose(0, 1)[:3] if self.mixes else windows
+        return self.whole(units).mean(1) + self.window(windows).sum((0, 1))
+
+
+def windowed(mixes: bool = False):
+    torch.manual_seed(0)
+    model = Windows(mixes).double()
+    return model, [(torch.randn(2, 4, 3).double(), torch.tensor([0, 3]))]
+
+
+def test_windows_among_the_samples_are_positions_of_theirs():
+    model, data = windowed()
+    structure = trace(model, data[0][0])
+    found = taylor_units(model, structure, data, form="activation").values["up"]
+    x, labels = data[0]
+    whole, window = (model.up(x).tanh().detach().requires_grad_() for _ in range(2))
+    out = model.whole(whole).mean(1) + model.window(window.unflatten(1, (2, -1)).flatten(0, 1)).sum(
+        (0, 1)
+    )
+    F.cross_entropy(out, labels, reduction="sum").backward()
+    each = sum((a * a.grad).mean(1) for a in (whole, window))
+    torch.testing.assert_close(found, each.abs().mean(0))
+
+
+def test_readers_that_do_not_show_the_same_samples_are_refused_in_words():
+    model, data = windowed(mixes=True)
+    with pytest.raises(ModelError, match=r"group 'up' show it in 2 and 3 rows.*taylor-gate"):
+        taylor_units(model, trace(model, data[0][0]), data, form="activation")
+    taylor_units(model, trace(model, data[0][0]), data, form="gate")

@@ -10,7 +10,6 @@ order alone, so criteria in different units compare. Over all groups together it
 groups compare with each other.
 """
 
-import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from apoptosis.errors import DataError
 from apoptosis.modes import in_eval_mode
 from apoptosis.progress import track
-from apoptosis.structure import Group, Structure
+from apoptosis.structure import Group, Structure, copy_with, model_tensors
 from apoptosis.task import Batch, Task
 
 __all__ = ["spearman", "unit_truth"]
@@ -57,7 +56,7 @@ def unit_truth(
     """
     task = task or Task.classification()
     names = list(groups) if groups is not None else [g.name for g in structure.groups if g.exact]
-    twin = copy.deepcopy(model)
+    twin = copy_with(model, {})
     held = list(batches)
     plain = _mean_loss(twin, held, task)
     truth = {name: torch.zeros(structure[name].size, dtype=torch.float64) for name in names}
@@ -115,12 +114,13 @@ def _mean_loss(model: nn.Module, batches: list[Batch], task: Task) -> float:
 @contextmanager
 def _zeroed(model: nn.Module, group: Group, unit: int) -> Iterator[None]:
     """All slices of one unit at zero inside the block, as they were afterwards."""
-    tensors = {**dict(model.named_buffers()), **dict(model.named_parameters())}
+    tensors = model_tensors(model)
     saved: list[tuple[Tensor, Tensor]] = []
     with torch.no_grad():
         for part in group.slices:
             tensor = tensors.get(part.tensor)
-            if tensor is None or not tensor.is_floating_point():
+            spared = (part.tensor, part.dim) in group.spared
+            if tensor is None or spared or not tensor.is_floating_point():
                 continue
             entries = torch.as_tensor(part.indices[unit], device=tensor.device)
             saved.append((tensor, tensor.clone()))

@@ -24,7 +24,7 @@ from apoptosis.curvature import Place, Seen, mean_gradient, visit_activations
 from apoptosis.errors import ConfigError, ModelError
 from apoptosis.modes import in_eval_mode
 from apoptosis.structure import Group, Site, Structure
-from apoptosis.task import Batch, Task
+from apoptosis.task import Batch, Task, tensors_in
 
 __all__ = ["gate_sites", "taylor", "taylor_units"]
 
@@ -62,7 +62,8 @@ def taylor_units(
     Args:
         model: the one that `structure` describes, as modules; nothing of it changes.
         structure: its groups and their sites.
-        batches: data to score on; the first dimension of activations is the sample's in the `activation` form.
+        batches: data to score on; the first dimension of activations is the sample's in the `activation` form, or
+            samples and parts of each, such as windows, in one.
         task: what a batch is and what its loss is; classification unless said.
         form: `gate` or `activation`.
         micro_batch: at most so many samples at once, to bound memory.
@@ -72,7 +73,8 @@ def taylor_units(
 
     Raises:
         ConfigError: no such form.
-        ModelError: no group has such sites.
+        ModelError: no group has such sites; or, in the `activation` form, modules that read one group do not show the
+            same samples.
     """
     if form not in FORMS:
         raise ConfigError(f"form={form!r} was asked for; there are {', '.join(FORMS)}.")
@@ -90,10 +92,12 @@ def taylor_units(
 
     def visit(seen: Seen, piece: Batch) -> None:
         count = task.count(piece)
+        num = next((len(tensor) for tensor in tensors_in(piece) if tensor.dim()), 0)
         for group in gated:
             passed = [(site, *seen[_place(site)]) for site in sites[group.name]]
-            parts = [_by_sample(site, a, g, form) for site, a, g in passed if g is not None]
+            parts = [_by_sample(site, a, g, form, num) for site, a, g in passed if g is not None]
             if parts:
+                _check_samples(group, parts)
                 reached.add(group.name)
                 each = torch.stack(parts).sum(0) * (0.5 if group.kind == "qk_dim" else 1.0) * count
                 sums[group.name] += (each.abs() if form == "activation" else each).sum(0).cpu()
@@ -140,10 +144,23 @@ def _place(site: Site) -> Place:
     return Place(site.module, site.call, site.side)
 
 
-def _by_sample(site: Site, activation: Tensor, gradient: Tensor, form: str) -> Tensor:
+def _check_samples(group: Group, parts: list[Tensor]) -> None:
+    if len(found := {len(part) for part in parts}) > 1:
+        raise ModelError(
+            f"Activations are scored sample by sample, and modules that read group {group.name!r} show it in "
+            f"{' and '.join(map(str, sorted(found)))} rows: samples are not their first dimension. Use `taylor-gate`, "
+            "which does not tell samples apart."
+        )
+
+
+def _by_sample(site: Site, activation: Tensor, gradient: Tensor, form: str, num: int) -> Tensor:
     """(samples, units): the sum of a ⊙ ∂L/∂a over all entries of a unit; their mean over positions for activations."""
     flow = (activation.double() * gradient.double()).movedim(site.dim, -1)
     if form == "activation":
+        if (
+            num and len(flow) > num and len(flow) % num == 0
+        ):  # windows: samples and parts of each in one
+            flow = flow.unflatten(0, (num, -1))
         positions = flow[0, ..., 0].numel() * site.indices.shape[1]
         by_entry = flow.flatten(1, -2).sum(1) if flow.dim() > 2 else flow
         return gathered_sum(by_entry, site.indices) / positions

@@ -8,7 +8,6 @@ norm's mean and variance over *all* samples and positions become its running sta
 Weights stay as they are, no labels are needed, and a norm that the network does not run in eval mode keeps what it had.
 """
 
-import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from apoptosis.errors import DataError, ModelError
 from apoptosis.modes import in_eval_mode
 from apoptosis.progress import track
-from apoptosis.structure import Plan
+from apoptosis.structure import Plan, copy_with
 from apoptosis.task import Batch, Task
 
 __all__ = ["batch_norm"]
@@ -40,7 +39,7 @@ def batch_norm(
         DataError: there are no samples, or a batch holds too few to have a variance.
     """
     task = task or Task.classification()
-    mended = copy.deepcopy(small)
+    mended = copy_with(small, {})
     norms = [m for m in mended.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     if not norms:
         why = (

@@ -85,6 +85,8 @@ class Group:
     """Modules in whose own code weights read the units."""
     makers: frozenset[str] = field(repr=False)
     """Modules in whose own code weights make them."""
+    spared: frozenset[tuple[str, int]] = field(repr=False)
+    """Slices, by tensor and dimension, that `zero` leaves alone: zeros there would give 0/0."""
     sizes: Mapping[Axis, int] = field(repr=False)
     """Sizes of the axes that have shrunk already."""
 
@@ -125,6 +127,7 @@ def find_groups(analysis: Analysis) -> list[Group]:
     kinds, inexact = kinds_of(analysis), inexact_axes(analysis)
     roles, sites, workers = _roles(analysis), _sites(analysis), _workers(analysis)
     floors = {axis for facts in analysis.facts.values() for e in facts.floors for axis in e.axes()}
+    spared = frozenset((value.names[0], dim) for value, dim in analysis.spared() if value.names)
     places: dict[Axis, list[tuple[str, int, str, Expr]]] = {}
     for value in analysis.tensors():
         for dim, expr in enumerate(analysis.axes[value]):
@@ -147,6 +150,7 @@ def find_groups(analysis: Analysis) -> list[Group]:
             shown=tuple(sites.get(axis, ())),
             readers=frozenset(workers.get((axis, "consumer"), ())),
             makers=frozenset(workers.get((axis, "producer"), ())),
+            spared=spared,
             sizes={},
         )
     return list(groups.values())
