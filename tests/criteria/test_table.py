@@ -290,3 +290,16 @@ def test_a_criterion_of_ones_own_gives_units_under_its_name():
     want = unit_scores(magnitude(model), traced(model), mine.aggregation)
     for group, value in want.values.items():
         assert_close(units.values[group], value, rtol=0, atol=0)
+
+
+def test_a_criterion_takes_one_of_two_functions():
+    with pytest.raises(ConfigError, match="neither of `score` and `score_units`"):
+        Criterion("mine", "")
+    with pytest.raises(ConfigError, match="both of `score` and `score_units`"):
+        Criterion("mine", "", CRITERIA["magnitude"].score, CRITERIA["taylor-gate"].score_units)
+
+
+@pytest.mark.parametrize("asked", [["oba"], {"oba": 1}, None])
+def test_what_is_no_name_is_answered_like_an_unknown_one(asked):
+    with pytest.raises(ConfigError, match="was asked for; there are"):
+        find_criterion(asked)

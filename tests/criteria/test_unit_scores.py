@@ -6,6 +6,7 @@ from functools import cache
 from itertools import combinations, product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -639,3 +640,26 @@ def test_scores_of_another_shape_are_refused() -> None:
     values["0.weight"] = values["0.weight"][:2]
     with pytest.raises(ApoptosisError, match="0.weight"):
         unit_scores(Scores(values, "magnitude"), structure, Aggregation(**PLAIN))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.tensor([1, 2, 3]),
+        torch.tensor([1.0, 2.0, 3.0], dtype=torch.bfloat16),
+        torch.tensor([1.0, 2.0, 3.0], requires_grad=True),
+        np.array([1.0, 2.0, 3.0]),
+        [1.0, 2.0, 3.0],
+    ],
+    ids=["integers", "bfloat16", "with a graph", "numpy", "list"],
+)
+def test_numbers_of_any_kind_become_those_that_planning_reads(values):
+    found = UnitScores({"a": values}, "mine").values["a"]
+    assert not found.requires_grad
+    torch.testing.assert_close(found, torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("values", [torch.zeros(3, dtype=torch.complex64), "abc", [None, None]])
+def test_what_is_no_real_number_is_refused(values):
+    with pytest.raises(ConfigError, match="one number per unit"):
+        UnitScores({"a": values}, "mine")

@@ -692,3 +692,39 @@ def test_uniform_widths_are_uniform_however_many_steps_lead_there(steps):
         return {name: outcome.history[-1].left[name] for name in outcome.plan.sizes}
 
     assert left(steps) == left(1)
+
+
+def test_an_empty_first_batch_is_passed_over():
+    images, labels = IMAGES[0]
+    outcome = ap.prune(
+        cnn(4), [(images[:0], labels[:0]), *IMAGES], Budget(flops=0.6), criterion="taylor", steps=1
+    )
+    assert outcome.example_inputs[0].shape == ONE_IMAGE.shape
+    with pytest.raises(DataError, match="All batches are empty"):
+        ap.prune(cnn(4), [(images[:0], labels[:0])], Budget(flops=0.6), steps=1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"repair": batch_norm}, "it is a list of repairs"),
+        ({"repair": [3]}, "The repair 3 was asked for"),
+        ({"task": "classification"}, "The task is a str"),
+        ({"selection": {"floor": 2}}, "make one: Selection"),
+        ({"criterion": ["oba"]}, "there are oba"),
+        ({"aggregation": {"absolute": "unit"}}, "or an `Aggregation`"),
+    ],
+    ids=["a repair alone", "no repair", "task", "selection", "criterion", "aggregation"],
+)
+def test_arguments_of_another_kind_are_refused_before_the_work(wrong, told):
+    with (
+        listen(lambda event: pytest.fail(f"{event} was begun")),
+        pytest.raises(ConfigError, match=told),
+    ):
+        ap.prune(cnn(4), IMAGES, Budget(flops=0.6), **wrong)
+
+
+def test_groups_that_a_criterion_of_ones_own_left_out_are_named():
+    mine = Criterion("mine", "", score_units=lambda *_: ap.criteria.UnitScores({}, "mine"))
+    with pytest.raises(BudgetError, match=r"In the way: groups without scores \(stem.conv"):
+        ap.prune(cnn(4), IMAGES, Budget(flops=0.6), criterion=mine, steps=1)

@@ -96,6 +96,23 @@ class UnitScores:
     missing: tuple[str, ...] = ()
     loss: float | None = None
 
+    def __post_init__(self) -> None:
+        """Whatever numbers a criterion of one's own gives, planning gets float64 on the CPU."""
+        object.__setattr__(self, "values", {n: _plain(n, own) for n, own in self.values.items()})
+
+
+def _plain(name: str, values: Any) -> Tensor:
+    try:
+        found = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        found = None
+    if found is None or found.is_complex():
+        raise ConfigError(
+            f"The scores of group {name!r} are a {type(values).__name__} of other things than real numbers; they are a "
+            "tensor with one number per unit."
+        )
+    return found.detach().to("cpu", torch.float64)
+
 
 def unit_scores(
     scores: Scores, structure: Structure, aggregation: "Aggregation | str" = "default"
@@ -148,7 +165,7 @@ def find_aggregation(asked: "Aggregation | str") -> Aggregation:
     """The aggregation itself, or the one of that name."""
     if isinstance(asked, Aggregation):
         return asked
-    if asked not in AGGREGATIONS:
+    if not isinstance(asked, str) or asked not in AGGREGATIONS:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(
             f"The aggregation {asked!r} was asked for; there are {', '.join(AGGREGATIONS)}, or an `Aggregation`."
         )

@@ -39,6 +39,13 @@ class Criterion:
     aggregation: Aggregation = Aggregation()
     """How its scores are gathered unless one says otherwise."""
 
+    def __post_init__(self) -> None:
+        if (self.score is None) == (self.score_units is None):
+            raise ConfigError(
+                f"The criterion {self.name!r} has {'neither' if self.score is None else 'both'} of `score` and "
+                "`score_units`; it takes one: `score` gives Scores of parameters, `score_units` UnitScores."
+            )
+
     def units(
         self,
         model: nn.Module,
@@ -54,6 +61,10 @@ class Criterion:
         else:
             assert self.score_units is not None, "a criterion scores one or the other"
             found = self.score_units(model, structure, batches, task)
+            if not isinstance(found, UnitScores):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ConfigError(
+                    f"The criterion {self.name!r} gave a {type(found).__name__} where UnitScores were expected."
+                )
             if aggregation is not None:
                 how = find_aggregation(aggregation).normalise
                 values = {name: normalised(own, how) for name, own in found.values.items()}
@@ -98,6 +109,6 @@ CRITERIA = MappingProxyType({entry.name: entry for entry in _ENTRIES})
 
 def find_criterion(name: str) -> Criterion:
     """The criterion called `name`, or an error that lists all."""
-    if name not in CRITERIA:
+    if not isinstance(name, str) or name not in CRITERIA:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"The criterion {name!r} was asked for; there are {', '.join(CRITERIA)}.")
     return CRITERIA[name]

@@ -62,6 +62,10 @@ class Selection:
                 f"shares={self.shares!r} was asked for; it is a dictionary from patterns of names to shares."
             )
         for pattern, share in self.shares.items():
+            if not isinstance(pattern, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ConfigError(
+                    f"shares={{{pattern!r}: {share!r}}} was asked for; shares go by patterns of names, which are texts."
+                )
             if not _within(share, 0, 1):
                 raise ConfigError(
                     f"shares={{{pattern!r}: {share!r}}} was asked for; a share that stays is above 0 and at most 1."

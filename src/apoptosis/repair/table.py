@@ -20,8 +20,8 @@ REPAIRS = MappingProxyType({"batch_norm": batch_norm})
 
 def find_repair(asked: "Repair | str") -> Repair:
     """The repair itself, or the one of that name."""
-    if not isinstance(asked, str):
+    if callable(asked):
         return asked
-    if asked not in REPAIRS:
+    if not isinstance(asked, str) or asked not in REPAIRS:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"The repair {asked!r} was asked for; there are {', '.join(REPAIRS)}.")
     return REPAIRS[asked]

@@ -84,6 +84,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     ['flops 50%']
     """
     _check(batches, budget, steps, repair)
+    _check_kinds(task, selection)
     how = criterion if isinstance(criterion, Criterion) else find_criterion(criterion)
     gathered = None if how.score is None else asdict(how.gathered(aggregation))
     repairs = [find_repair(one) for one in repair]
@@ -131,14 +132,19 @@ def first_sample(model: nn.Module, batches: Iterable[Batch], task: Task) -> Any:
     """The first sample of the batches, as arguments to trace a model with.
 
     Raises:
-        DataError: there are no batches.
+        DataError: there are no batches, or all are empty.
     """
-    batch = next(iter(batches), None)
-    if batch is None:
-        raise DataError(
-            "There are no batches. Give some, or `example_inputs` to trace the model with if the criterion reads none."
+    pieces = (piece for batch in batches for piece in task.split(batch, 1))
+    if (piece := next(pieces, None)) is None:
+        found = (
+            "All batches are empty"
+            if next(iter(batches), None) is not None
+            else "There are no batches"
         )
-    sample = tree_map_only(Tensor, Tensor.clone, next(iter(task.split(batch, 1))))
+        raise DataError(
+            f"{found}. Give some, or `example_inputs` to trace the model with if the criterion reads none."
+        )
+    sample = tree_map_only(Tensor, Tensor.clone, piece)
     args, kwargs = task.inputs(sample)
     if args and kwargs:
         return _by_name(model, args, kwargs)
@@ -172,6 +178,8 @@ def _check(batches: Any, budget: Any, steps: Any, repair: Any) -> None:
         )
     if isinstance(repair, str):
         raise ConfigError(f"repair={repair!r} is one text; a list is meant: repair=[{repair!r}].")
+    if not hasattr(repair, "__iter__"):
+        raise ConfigError(f"repair={repair!r} was asked for; it is a list of repairs: repair=[…].")
     if not hasattr(batches, "__iter__") and not hasattr(batches, "__getitem__"):
         raise DataError(
             f"The batches are a {type(batches).__name__}; pass a list or a loader, anything that gives batches."
@@ -180,6 +188,17 @@ def _check(batches: Any, budget: Any, steps: Any, repair: Any) -> None:
         raise DataError(
             f"The batches are a {type(batches).__name__} that can be read only once, and every step reads them. Give a "
             "list or a DataLoader."
+        )
+
+
+def _check_kinds(task: Any, selection: Any) -> None:
+    if task is not None and not isinstance(task, Task):
+        raise ConfigError(
+            f"The task is a {type(task).__name__}; make one: Task.classification(), Task.language_model()."
+        )
+    if selection is not None and not isinstance(selection, Selection):
+        raise ConfigError(
+            f"selection={selection!r} was asked for; make one: Selection(round_to=8)."
         )
 
 
