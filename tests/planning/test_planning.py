@@ -888,3 +888,17 @@ def test_the_oracle_can_fail() -> None:
     good = structure.plan({"up.0": range(6, 12)})
     assert_promises(structure, units, Budget(units=0.5), Selection(), good)
     assert lowest(torch.tensor([1.0, 0.0, 1.0, 0.0]), 3) == [0, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shares": {"nowhere": 0.5}}, "fits no group"),
+        ({"shares": {"stem*": 0.5}, "names": ("!stem*",)}, "kinds and names leave alone"),
+    ],
+    ids=["unknown", "protected"],
+)
+def test_shares_that_could_do_nothing_are_refused(options: dict[str, Any], message: str) -> None:
+    _, _, structure = traced("residual")
+    with pytest.raises(ConfigError, match=message):
+        make_plan(structure, random_scores(structure, 0), Budget(flops=0.5), Selection(**options))

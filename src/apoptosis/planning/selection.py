@@ -73,12 +73,15 @@ class Selection:
 
     def groups(self, structure: Structure) -> list[Group]:
         """Those that may shrink."""
+        chosen = structure.choose(kinds=self.kinds, names=self.names)
         for pattern in self.shares:
-            if not any(fnmatchcase(group.name, pattern) for group in structure.groups):
+            if not any(fnmatchcase(group.name, pattern) for group in chosen):
+                known = any(fnmatchcase(group.name, pattern) for group in structure.groups)
+                why = "only groups that kinds and names leave alone" if known else "no group"
                 raise ConfigError(
-                    f"shares names {pattern!r}, which fits no group. Groups are {_some_names(structure)}."
+                    f"shares names {pattern!r}, which fits {why}. Groups that may shrink: {_some_names(chosen)}."
                 )
-        return structure.choose(kinds=self.kinds, names=self.names)
+        return chosen
 
     def fewest(self, group: Group) -> int:
         """How many units must stay, before rounding."""
@@ -105,6 +108,6 @@ def _within(value: Any, low: float, high: float) -> bool:
     return number and low < value <= high
 
 
-def _some_names(structure: Structure) -> str:
-    names = [group.name for group in structure.groups]
+def _some_names(groups: list[Group]) -> str:
+    names = [group.name for group in groups]
     return ", ".join(names[:6]) + (", …" if len(names) > 6 else "")

@@ -16,8 +16,8 @@ from apoptosis.structure.cutting import cut
 from apoptosis.structure.groups import Group, PinnedAxis, Site, Slice, Tie
 from apoptosis.structure.kinds import KINDS
 from apoptosis.structure.plan import Plan, fingerprint_of
-from apoptosis.structure.recording import model_tensors
 from apoptosis.structure.polynomials import Polynomial
+from apoptosis.structure.recording import model_tensors
 from apoptosis.structure.rewriting import CutProgram
 from apoptosis.structure.structure import Structure
 from apoptosis.structure.surgery import copy_with, cut_optimizer, zero

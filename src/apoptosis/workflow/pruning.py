@@ -86,7 +86,8 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     _check(batches, budget, steps, repair)
     _check_kinds(task, selection)
     how = criterion if isinstance(criterion, Criterion) else find_criterion(criterion)
-    gathered = None if how.score is None else asdict(how.gathered(aggregation))
+    in_units = how.score is None and aggregation is None
+    gathered = None if in_units else asdict(how.gathered(aggregation))
     repairs = [find_repair(one) for one in repair]
     task = task or Task.classification()
     example = first_sample(model, batches, task) if example_inputs is None else example_inputs
