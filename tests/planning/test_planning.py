@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from apoptosis.criteria import Aggregation, UnitScores, magnitude, unit_scores
-from apoptosis.errors import BudgetError, NonFiniteError, PlanMismatchError
+from apoptosis.errors import BudgetError, ConfigError, NonFiniteError, PlanMismatchError
 from apoptosis.planning import Budget, Selection, make_plan, spending
 from apoptosis.structure import Plan, Structure, cut, trace, zero
 from oracles.best_plans import (
