@@ -51,7 +51,7 @@ class StepRecord:
     """Samples the scores are a mean over."""
     scores: Mapping[str, ScoreSummary]
     removed: Mapping[str, int]
-    """Units that went, by group."""
+    """Units that went, by group; below zero where some came back in the last step to spend the budget."""
     left: Mapping[str, int]
     """Units that stayed, for every group that was ranked."""
     macs: int

@@ -49,7 +49,7 @@ class Task:
 
     @classmethod
     def classification(cls, loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy) -> "Task":
-        """Batches `(inputs, labels)`; `inputs` a tensor, a tuple of arguments or a dict of keywords.
+        """Batches `(inputs, labels)`, `inputs` a tensor, a tuple of arguments or a dict; or one dict with `labels`.
 
         Args:
             loss: a mean loss of `(logits, labels)`; cross-entropy unless said. Labels are class indices (samples and
@@ -198,6 +198,8 @@ def _slice(value: Any, part: slice, size: int) -> Any:
 
 def _pair_inputs(batch: Batch) -> Inputs:
     inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
+    if isinstance(batch, Mapping):  # the task takes the loss, so the model need not see the labels
+        return (), {name: value for name, value in batch.items() if name != "labels"}
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), {}

@@ -99,7 +99,7 @@ def test_an_option_nobody_can_mean_is_refused(
 
 def test_a_selection_that_chooses_nothing_is_refused() -> None:
     structure, units = mlp()
-    with pytest.raises(ConfigError, match="No group is chosen"):
+    with pytest.raises(ConfigError, match="fits no group"):
         make_plan(structure, units, Budget(flops=0.5), Selection(names=("layer9.*",)))
 
 

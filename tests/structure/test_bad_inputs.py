@@ -315,7 +315,7 @@ def test_an_unknown_kind_is_answered_with_the_kinds(structure) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"kinds": ["head"]}, {"names": ["layer*"]}, {"names": ["!*"]}, {"kinds": []}],
+    [{"kinds": ["head"]}, {"names": ["!*"]}, {"kinds": []}],
     ids=str,
 )
 def test_a_choice_without_matches(structure, options) -> None:
@@ -323,6 +323,18 @@ def test_a_choice_without_matches(structure, options) -> None:
         ConfigError, match=r"No group is chosen by .*There are 2 groups: 0 \(hidden"
     ):
         structure.choose(**options)
+
+
+@pytest.mark.parametrize("pattern", ["layer*", "!layer*"])
+def test_a_pattern_that_fits_nothing_protects_nothing_and_is_refused(structure, pattern) -> None:
+    with pytest.raises(ConfigError, match=r"'layer\*' fits no group\. The groups are 0, "):
+        structure.choose(names=[pattern])
+
+
+def test_a_layer_of_a_group_with_another_name_is_answered_with_the_group() -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
+    with pytest.raises(ConfigError, match=r"'1' fits no group\. 1\.weight belongs to '0'"):
+        ap.trace(net, torch.zeros(1, 4)).choose(names=["!1"])
 
 
 @pytest.mark.parametrize("option", ["kinds", "names"])

@@ -74,7 +74,7 @@ class Structure:
         Inexact groups are left out unless `inexact` is true, or `kinds` names their kind.
 
         Raises:
-            ConfigError: an unknown kind, or nothing is chosen.
+            ConfigError: an unknown kind, a pattern that fits no group, or nothing is chosen.
         """
         kinds, names = _texts(kinds, "kinds"), _texts(names, "names") or []
         unknown = [kind for kind in kinds or () if kind not in KINDS]
@@ -82,6 +82,11 @@ class Structure:
             raise ConfigError(f"There is no kind {unknown[0]!r}. The kinds are {', '.join(KINDS)}.")
         wanted = [pattern for pattern in names if not pattern.startswith("!")] or ["*"]
         unwanted = [pattern[1:] for pattern in names if pattern.startswith("!")]
+        for pattern in (*wanted, *unwanted):
+            if pattern != "*" and not any(
+                fnmatchcase(group.name, pattern) for group in self.groups
+            ):
+                raise ConfigError(self._fits_nothing(pattern))
         found: list[Group] = []
         for group in self.groups:
             listed = kinds is None or group.kind in kinds
@@ -294,6 +299,23 @@ class Structure:
                 "out of the model."
             )
         return found
+
+    def _fits_nothing(self, pattern: str) -> str:
+        """What may have been meant: people think of layers, and a layer may belong to a group of another name."""
+        owners = {
+            tensor: group.name
+            for group in self.groups
+            for tensor, *_ in group.places
+            if fnmatchcase(tensor, pattern) or fnmatchcase(tensor.rpartition(".")[0], pattern)
+        }
+        if owners:
+            tensor, owner = next(iter(owners.items()))
+            names = ", ".join(dict.fromkeys(repr(name) for name in owners.values()))
+            return (
+                f"The pattern {pattern!r} fits no group. {tensor} belongs to {owner!r}: name the groups that hold what "
+                f"you mean: {names}."
+            )
+        return f"The pattern {pattern!r} fits no group. {_did_you_mean(pattern, self._by_name)}"
 
     def _what_there_is(self) -> str:
         if self.groups:

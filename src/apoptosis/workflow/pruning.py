@@ -2,7 +2,8 @@
 
 What a unit is worth depends on who else is there, so scores are taken anew after every small removal. With a share b
 asked for and T steps, step t leaves at most b^(t/T): each step removes the same part of what is there. The model is
-traced once; structures of the networks in between are derived. Repairs come last: measuring batch norms anew after
+traced once; structures of the networks in between are derived. A step may have to take more than it needed; what that
+left of the budget is given back at the end, last removed first. Repairs come last: measuring batch norms anew after
 every step has made later scores worse, not better (experiments/LOG.md).
 """
 
@@ -31,8 +32,9 @@ from apoptosis.planning import (
 from apoptosis.progress import track
 from apoptosis.records import Outcome, ScoreSummary, StepRecord
 from apoptosis.repair import Repair, find_repair
-from apoptosis.structure import Plan, Structure, cut, trace
+from apoptosis.structure import Structure, cut, trace
 from apoptosis.task import Batch, Task
+from apoptosis.workflow.removal_order import RemovalOrder
 
 __all__ = ["DEFAULT_CRITERION", "DEFAULT_STEPS", "default_selection", "first_sample", "prune"]
 
@@ -97,6 +99,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
 
     small, plan, structure = model, dense.identity(), dense
     history: list[StepRecord] = []
+    order = RemovalOrder(dense)
     for step in track(range(1, steps + 1), f"pruning by {how.name}"):
         start = time.perf_counter()
         units = how.units(small, structure, batches, task, aggregation)
@@ -107,8 +110,11 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
             limits = within_reach(structure, units, here, limits)
         part = plan_within(structure, units, here, limits)
         if part.kept:
+            order.note(plan, part, units)
             small, structure, plan = cut(small, part), structure.after(part), plan.then(part)
-        history.append(_record(step, units, part, structure, time.perf_counter() - start))
+        if step == steps > 1 and (full := order.with_budget_spent(plan, selection, limits)):
+            small, structure, plan = cut(model, full), dense.after(full), full
+        history.append(_record(step, units, structure, history, time.perf_counter() - start))
     small = cut(model, plan) if small is model else small
     for mend in repairs:
         small = mend(model, small, plan, batches, task)
@@ -214,8 +220,14 @@ def _limits(
 
 
 def _record(
-    step: int, units: UnitScores, part: Plan, structure: Structure, seconds: float
+    step: int,
+    units: UnitScores,
+    structure: Structure,
+    history: list[StepRecord],
+    seconds: float,
 ) -> StepRecord:
+    before = history[-1].left if history else {n: len(own) for n, own in units.values.items()}
+    left = {name: structure[name].size for name in units.values}
     return StepRecord(
         step=step,
         loss=units.loss,
@@ -224,8 +236,8 @@ def _record(
             name: ScoreSummary(float(own.min()), float(own.median()), float(own.max()))
             for name, own in units.values.items()
         },
-        removed={name: whole - left for name, (left, whole) in part.counts().items()},
-        left={name: structure[name].size for name in units.values},
+        removed={name: before[name] - num for name, num in left.items() if num != before[name]},
+        left=left,
         macs=structure.macs(),
         params=structure.params(),
         seconds=seconds,
