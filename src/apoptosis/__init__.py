@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from apoptosis import criteria, errors
-    from apoptosis.checkpoint import load, save
+    from apoptosis.checkpoint import load, load_outcome, save
     from apoptosis.criteria import Aggregation, Scores, UnitScores, unit_scores
     from apoptosis.curvature import (
         Curvature,
@@ -49,6 +49,7 @@ __all__ = [
     "errors",
     "layer_tangents",
     "load",
+    "load_outcome",
     "make_plan",
     "paper_terms",
     "prune",
@@ -93,6 +94,7 @@ _ROOMS = {
     "errors": "errors",
     "layer_tangents": "curvature",
     "load": "checkpoint",
+    "load_outcome": "checkpoint",
     "make_plan": "planning",
     "paper_terms": "curvature",
     "prune": "workflow",

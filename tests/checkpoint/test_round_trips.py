@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import apoptosis as ap
-from apoptosis.checkpoint import load, read_run, save
+from apoptosis.checkpoint import load, load_outcome, read_run, save
 from apoptosis.errors import CheckpointError
 from apoptosis.records import Outcome
 from apoptosis.structure import CutProgram, Plan, Structure, cut, trace
@@ -407,3 +407,27 @@ def test_the_oracle_sees_a_difference(tmp_path):
         found.norm.running_mean[1] += 1e-7
     with pytest.raises(AssertionError, match="norm.running_mean has other numbers"):
         assert_same_network(found, outcome.model, IMAGES)
+
+
+@pytest.mark.parametrize("make", [Convolutions, InCode], ids=["module", "program"])
+def test_a_loaded_outcome_can_be_trained_on_and_saved_again(tmp_path, make):
+    inputs = IMAGES if make is Convolutions else ROWS
+    outcome = replace(pruned(make, inputs), history=(step(),), settings={"criterion": "none"})
+    again = load_outcome(save(tmp_path / "first", outcome), dense=make)
+    assert_same_network(again.model, outcome.model, inputs)
+    assert (again.history, again.spent, again.settings) == (
+        outcome.history,
+        outcome.spent,
+        outcome.settings,
+    )
+    with torch.no_grad():
+        for parameter in again.model.parameters():
+            parameter.mul_(1.5)
+    found = load(save(tmp_path / "second", again), dense=make)
+    assert_same_network(found, again.model, inputs)
+
+
+def test_a_bare_network_is_refused_with_what_to_give_instead(tmp_path):
+    with pytest.raises(CheckpointError, match="the plan that leads to the network"):
+        save(tmp_path / "run", Convolutions())
+    assert not (tmp_path / "run").exists()

@@ -9,8 +9,16 @@ Start with `saving.save`. This room runs no network, except to trace one that is
 """
 
 from apoptosis.checkpoint.files import write_file, write_json
-from apoptosis.checkpoint.loading import load, read_run
+from apoptosis.checkpoint.loading import load, load_outcome, read_run
 from apoptosis.checkpoint.record import SavedRun
 from apoptosis.checkpoint.saving import save
 
-__all__ = ["SavedRun", "load", "read_run", "save", "write_file", "write_json"]
+__all__ = [
+    "SavedRun",
+    "load",
+    "load_outcome",
+    "read_run",
+    "save",
+    "write_file",
+    "write_json",
+]

@@ -7,7 +7,7 @@ header of `model.safetensors` that says anything is never acted upon.
 import hashlib
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -17,13 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from apoptosis.checkpoint.folders import MEMBERS, find_folder, real_folder
+from apoptosis.checkpoint.inputs import zeros_like_description
 from apoptosis.checkpoint.rebuilding import rebuild
 from apoptosis.checkpoint.record import SavedRun, parse_run
 from apoptosis.checkpoint.weights import read_weights
 from apoptosis.errors import CheckpointError, PlanMismatchError
+from apoptosis.records import Outcome
 from apoptosis.structure import Plan
 
-__all__ = ["load", "read_run"]
+__all__ = ["load", "load_outcome", "read_run"]
 
 TRIES = 5
 """As often a checkpoint may be replaced by another process while it is being read."""
@@ -69,11 +71,36 @@ def load(
     >>> load(save(tempfile.mkdtemp(), Outcome(cut(net, plan), plan)), dense=make)[2]
     Linear(in_features=3, out_features=2, bias=True)
     """
+    return _rebuilt(path, dense, example_inputs)[0]
+
+
+def load_outcome(
+    path: str | os.PathLike[str],
+    dense: Callable[[], nn.Module] | nn.Module,
+    *,
+    example_inputs: Any = None,
+) -> Outcome:
+    """As `load`, with plan, history, what was spent and settings: to train the network on and save it again.
+
+    Example inputs come back as zeros of their shapes unless given; None where they held what a checkpoint cannot keep.
+    """
+    model, content = _rebuilt(path, dense, example_inputs)
+    if example_inputs is None:
+        with suppress(CheckpointError):
+            example_inputs = zeros_like_description(content.run.example, torch.device("cpu"))
+    run = content.run
+    return Outcome(model, content.plan, run.history, run.spent, run.settings, example_inputs)
+
+
+def _rebuilt(
+    path: str | os.PathLike[str], dense: Callable[[], nn.Module] | nn.Module, example_inputs: Any
+) -> tuple[nn.Module, _Content]:
     content = _while_it_stays(real_folder(path), _read)
     made = _made(dense)
     on_meta = torch.get_default_device().type == "meta"  # meant for the dense network alone
     with torch.device("cpu") if on_meta else nullcontext():
-        return rebuild(made, content.plan, content.run, content.weights, example_inputs)
+        model = rebuild(made, content.plan, content.run, content.weights, example_inputs)
+    return model, content
 
 
 def read_run(path: str | os.PathLike[str]) -> SavedRun:

@@ -55,6 +55,11 @@ def save(path: str | os.PathLike[str], outcome: Outcome) -> Path:
     >>> sorted(file.name for file in folder.iterdir())
     ['model.safetensors', 'plan.json', 'run.json']
     """
+    if not isinstance(outcome, Outcome):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise CheckpointError(
+            f"A {type(outcome).__name__} was to be saved. A checkpoint also holds the plan that leads to the network: "
+            "give what `prune` or `load_outcome` returned, or Outcome(model, plan)."
+        )
     target = real_folder(path)
     tensors = held_tensors(outcome.model)
     _check_fits_plan(outcome.model, tensors, outcome.plan)
