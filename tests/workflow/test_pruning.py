@@ -29,7 +29,7 @@ from apoptosis.progress import listen
 from apoptosis.records import Outcome
 from apoptosis.repair import batch_norm
 from apoptosis.task import Task
-from apoptosis.workflow import pruning
+from apoptosis.workflow import first_sample, pruning
 from apoptosis.workflow.removal_order import RemovalOrder
 from oracles.building import built
 from oracles.cut_checks import counted_macs
@@ -540,7 +540,7 @@ def test_criteria_that_read_no_data_need_none():
 
 def test_the_first_sample_is_a_copy_of_one():
     model = cnn(4)
-    (example,) = pruning.first_sample(model, IMAGES, Task.classification())
+    (example,) = first_sample(model, IMAGES, Task.classification())
     assert torch.equal(example, ONE_IMAGE)
     assert example.data_ptr() != ONE_IMAGE.data_ptr()
 
@@ -758,3 +758,22 @@ def test_groups_that_a_criterion_of_ones_own_left_out_are_named():
     mine = Criterion("mine", "", score_units=lambda *_: ap.criteria.UnitScores({}, "mine"))
     with pytest.raises(BudgetError, match=r"In the way: groups without scores \(stem.conv"):
         ap.prune(cnn(4), IMAGES, Budget(flops=0.6), criterion=mine, steps=1)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [torch.zeros(39, dtype=torch.int64), torch.zeros(40), torch.full((40,), 11)],
+    ids=["one short", "fractions", "out of range"],
+)
+@pytest.mark.parametrize("criterion", ["oba", "taylor-gate"])
+def test_labels_that_do_not_fit_are_answered_in_words(labels, criterion):
+    model = cnn(4)
+    before = Snapshot(model)
+    with pytest.raises(DataError, match="Labels must fit the outputs"):
+        ap.prune(model, [(IMAGES[0][0], labels)], Budget(flops=0.5), criterion=criterion)
+    before.assert_unchanged()
+
+
+def test_a_tensor_is_no_list_of_batches():
+    with pytest.raises(DataError, match=r"one tensor of shape \(40, 1, 8, 8\)"):
+        ap.prune(cnn(4), IMAGES[0][0], Budget(flops=0.5))

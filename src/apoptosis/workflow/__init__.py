@@ -3,12 +3,7 @@
 Gets models and data as arguments, returns records.
 """
 
-from apoptosis.workflow.pruning import (
-    DEFAULT_CRITERION,
-    DEFAULT_STEPS,
-    default_selection,
-    first_sample,
-    prune,
-)
+from apoptosis.workflow.arguments import first_sample
+from apoptosis.workflow.pruning import DEFAULT_CRITERION, DEFAULT_STEPS, default_selection, prune
 
 __all__ = ["DEFAULT_CRITERION", "DEFAULT_STEPS", "default_selection", "first_sample", "prune"]

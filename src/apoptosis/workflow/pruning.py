@@ -7,18 +7,15 @@ left of the budget is given back at the end, last removed first. Repairs come la
 every step has made later scores worse, not better (experiments/LOG.md).
 """
 
-import inspect
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch import nn
 
 from apoptosis.criteria import Aggregation, Criterion, UnitScores, find_criterion
-from apoptosis.errors import ConfigError, DataError
 from apoptosis.planning import (
     Budget,
     Limits,
@@ -34,9 +31,15 @@ from apoptosis.records import Outcome, ScoreSummary, StepRecord
 from apoptosis.repair import Repair, find_repair
 from apoptosis.structure import Structure, cut, trace
 from apoptosis.task import Batch, Task
+from apoptosis.workflow.arguments import (
+    check_choices,
+    check_data,
+    failures_explained,
+    first_sample,
+)
 from apoptosis.workflow.removal_order import RemovalOrder
 
-__all__ = ["DEFAULT_CRITERION", "DEFAULT_STEPS", "default_selection", "first_sample", "prune"]
+__all__ = ["DEFAULT_CRITERION", "DEFAULT_STEPS", "default_selection", "prune"]
 
 DEFAULT_CRITERION = "oba"
 DEFAULT_STEPS = 20
@@ -85,8 +88,8 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     >>> [f"{spent.what} {spent.asked:.0%}" for spent in outcome.spent if spent.asked < 1]
     ['flops 50%']
     """
-    _check(batches, budget, steps, repair)
-    _check_kinds(task, selection)
+    check_data(batches)
+    check_choices(budget, steps, repair, task, selection)
     how = criterion if isinstance(criterion, Criterion) else find_criterion(criterion)
     in_units = how.score is None and aggregation is None
     gathered = None if in_units else asdict(how.gathered(aggregation))
@@ -102,7 +105,8 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     order = RemovalOrder(dense)
     for step in track(range(1, steps + 1), f"pruning by {how.name}"):
         start = time.perf_counter()
-        units = how.units(small, structure, batches, task, aggregation)
+        with failures_explained(how.name):
+            units = how.units(small, structure, batches, task, aggregation)
         if step == 1:
             check_reachable(dense, budget, selection, units)
         here, limits = _limits(dense, budget, selection, step / steps)
@@ -135,78 +139,11 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     )
 
 
-def first_sample(model: nn.Module, batches: Iterable[Batch], task: Task) -> Any:
-    """The first sample of the batches, as arguments to trace a model with.
-
-    Raises:
-        DataError: there are no batches, or all are empty.
-    """
-    pieces = (piece for batch in batches for piece in task.split(batch, 1))
-    if (piece := next(pieces, None)) is None:
-        found = (
-            "All batches are empty"
-            if next(iter(batches), None) is not None
-            else "There are no batches"
-        )
-        raise DataError(
-            f"{found}. Give some, or `example_inputs` to trace the model with if the criterion reads none."
-        )
-    sample = tree_map_only(Tensor, Tensor.clone, piece)
-    args, kwargs = task.inputs(sample)
-    if args and kwargs:
-        return _by_name(model, args, kwargs)
-    return kwargs or args
-
-
-def _by_name(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """All arguments as keywords."""
-    signature = inspect.signature(model.forward)
-    found = dict(signature.bind(*args, **kwargs).arguments)
-    for parameter in signature.parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            found |= found.pop(parameter.name, {})
-    return found
-
-
 def default_selection(model: nn.Module) -> Selection:
     """Widths in multiples of 8 where a GPU computes in 16 bits: others are slower there than the whole network."""
     halves = (torch.float16, torch.bfloat16)
     wants_eights = any(p.is_cuda and p.dtype in halves for p in model.parameters())
     return Selection(round_to=8 if wants_eights else 1)
-
-
-def _check(batches: Any, budget: Any, steps: Any, repair: Any) -> None:
-    """Arguments of another kind than is meant, of which Python would say something else."""
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise ConfigError(f"steps={steps!r} was asked for; it is a whole number from 1 on.")
-    if not isinstance(budget, Budget):
-        raise ConfigError(
-            f"The budget is {budget!r}; say of what that share may stay: Budget(flops=0.5)."
-        )
-    if isinstance(repair, str):
-        raise ConfigError(f"repair={repair!r} is one text; a list is meant: repair=[{repair!r}].")
-    if not hasattr(repair, "__iter__"):
-        raise ConfigError(f"repair={repair!r} was asked for; it is a list of repairs: repair=[…].")
-    if not hasattr(batches, "__iter__") and not hasattr(batches, "__getitem__"):
-        raise DataError(
-            f"The batches are a {type(batches).__name__}; pass a list or a loader, anything that gives batches."
-        )
-    if hasattr(batches, "__next__"):
-        raise DataError(
-            f"The batches are a {type(batches).__name__} that can be read only once, and every step reads them. Give a "
-            "list or a DataLoader."
-        )
-
-
-def _check_kinds(task: Any, selection: Any) -> None:
-    if task is not None and not isinstance(task, Task):
-        raise ConfigError(
-            f"The task is a {type(task).__name__}; make one: Task.classification(), Task.language_model()."
-        )
-    if selection is not None and not isinstance(selection, Selection):
-        raise ConfigError(
-            f"selection={selection!r} was asked for; make one: Selection(round_to=8)."
-        )
 
 
 def _limits(

@@ -1,0 +1,117 @@
+"""What `prune` is given, looked at before any work begins, and a first sample to trace a model with."""
+
+import inspect
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from apoptosis.errors import ApoptosisError, ConfigError, DataError
+from apoptosis.planning import Budget, Selection
+from apoptosis.task import Batch, Task
+
+__all__ = ["check_choices", "check_data", "failures_explained", "first_sample"]
+
+
+def check_data(batches: Any) -> None:
+    """Refuse what cannot be read once per step.
+
+    Raises:
+        DataError: it cannot.
+    """
+    if isinstance(batches, Tensor):
+        raise DataError(
+            f"The batches are one tensor of shape {tuple(batches.shape)}. Give a list of batches, each a pair (inputs, "
+            "labels): [(images, labels)]."
+        )
+    if not hasattr(batches, "__iter__") and not hasattr(batches, "__getitem__"):
+        raise DataError(
+            f"The batches are a {type(batches).__name__}; pass a list or a loader, anything that gives batches."
+        )
+    if hasattr(batches, "__next__"):
+        raise DataError(
+            f"The batches are a {type(batches).__name__} that can be read only once, and every step reads them. Give a "
+            "list or a DataLoader."
+        )
+
+
+def check_choices(budget: Any, steps: Any, repair: Any, task: Any, selection: Any) -> None:
+    """Refuse arguments of another kind than is meant, of which Python would say something else.
+
+    Raises:
+        ConfigError: one is.
+    """
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        raise ConfigError(f"steps={steps!r} was asked for; it is a whole number from 1 on.")
+    if not isinstance(budget, Budget):
+        raise ConfigError(
+            f"The budget is {budget!r}; say of what that share may stay: Budget(flops=0.5)."
+        )
+    if isinstance(repair, str):
+        raise ConfigError(f"repair={repair!r} is one text; a list is meant: repair=[{repair!r}].")
+    if not hasattr(repair, "__iter__"):
+        raise ConfigError(f"repair={repair!r} was asked for; it is a list of repairs: repair=[…].")
+    if task is not None and not isinstance(task, Task):
+        raise ConfigError(
+            f"The task is a {type(task).__name__}; make one: Task.classification(), Task.language_model()."
+        )
+    if selection is not None and not isinstance(selection, Selection):
+        raise ConfigError(
+            f"selection={selection!r} was asked for; make one: Selection(round_to=8)."
+        )
+
+
+def first_sample(model: nn.Module, batches: Iterable[Batch], task: Task) -> Any:
+    """The first sample of the batches, as arguments to trace a model with.
+
+    Raises:
+        DataError: there are no batches, or all are empty.
+    """
+    pieces = (piece for batch in batches for piece in task.split(batch, 1))
+    if (piece := next(pieces, None)) is None:
+        found = (
+            "All batches are empty"
+            if next(iter(batches), None) is not None
+            else "There are no batches"
+        )
+        raise DataError(
+            f"{found}. Give some, or `example_inputs` to trace the model with if the criterion reads none."
+        )
+    sample = tree_map_only(Tensor, Tensor.clone, piece)
+    args, kwargs = task.inputs(sample)
+    if args and kwargs:
+        return _by_name(model, args, kwargs)
+    return kwargs or args
+
+
+def _by_name(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """All arguments as keywords."""
+    signature = inspect.signature(model.forward)
+    found = dict(signature.bind(*args, **kwargs).arguments)
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            found |= found.pop(parameter.name, {})
+    return found
+
+
+@contextmanager
+def failures_explained(criterion: str) -> Iterator[None]:
+    """An error of the model or the loss on the data, with what it is an error of.
+
+    Raises:
+        DataError: in the place of torch's and Python's own. What is ours already stays, and so does lack of memory.
+    """
+    try:
+        yield
+    except (ValueError, RuntimeError, IndexError, TypeError) as error:
+        if isinstance(error, (ApoptosisError, torch.OutOfMemoryError)):
+            raise
+        first = (str(error).strip().splitlines() or ["no message"])[0]
+        raise DataError(
+            f"Scoring by {criterion} failed on the data: {type(error).__name__}: {first}. Labels must fit the outputs "
+            "(one class index per sample, below the number of outputs), and the model must run on every batch; `task` "
+            "says how a batch is read."
+        ) from error
