@@ -1,4 +1,5 @@
 import json
+import sys
 
 import pytest
 import torch
@@ -60,3 +61,42 @@ def test_a_folder_that_transformers_cannot_use_is_refused(tmp_path, config):
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(ConfigError, match="cannot make the model of .* Look at its config.json"):
         make_model(f"transformers:{tmp_path}")
+
+
+@pytest.mark.parametrize("written", ["model.safetensors", "model.safetensors.index.json"])
+def test_weights_of_a_transformers_folder_are_loaded(bert, tmp_path, written):
+    from oracles.library import define_torchvision_ops
+
+    define_torchvision_ops()
+    trained = make_model(f"transformers:{bert}").model
+    folder = tmp_path / "trained"
+    sharded = {"max_shard_size": "3KB"} if "index" in written else {}
+    trained.save_pretrained(folder, **sharded)
+    assert (folder / written).is_file()
+    named = make_model(f"transformers:{folder}")
+    assert not named.has_random_weights
+    torch.testing.assert_close(named.model.state_dict(), trained.state_dict(), rtol=0, atol=0)
+    names: dict = {}
+    exec(f"{named.imports}\nmodel = ({named.maker})()", names)
+    torch.testing.assert_close(names["model"].state_dict(), trained.state_dict(), rtol=0, atol=0)
+    with torch.device("meta"):
+        meta = make_model(f"transformers:{folder}")
+    assert all(parameter.is_meta for parameter in meta.model.parameters())
+
+
+@pytest.mark.parametrize("library", ["timm", "torchvision", "transformers"])
+def test_installing_a_library_keeps_the_torch_that_is_there(monkeypatch, library):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ConfigError) as caught:
+        make_model(f"{library}:any")
+    assert str(caught.value).endswith(f"pip install {library} 'torch=={torch.__version__}'")
+
+
+def test_misspelt_names_are_answered_with_the_nearest():
+    from oracles.library import define_torchvision_ops
+
+    define_torchvision_ops()
+    with pytest.raises(ConfigError, match=r"Did you mean 'vit_base_patch16_224'\?"):
+        make_model("timm:vit_bas_patch16_224")
+    with pytest.raises(ConfigError, match=r"Did you mean 'resnet50'\?"):
+        make_model("torchvision:resnet_50")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from apoptosis.cli.functions import call_function, is_function_name, told
+from apoptosis.cli.functions import call_function, check_has_function, is_function_name, told
 from apoptosis.cli.names import nearest
 from apoptosis.data import Split, digits
 from apoptosis.errors import ApoptosisError, DataError
@@ -58,6 +58,7 @@ def find_data(name: str, reading: Reading) -> NamedData:
     if name == "digits":
         return _digits(reading)
     if not is_function_name(name):
+        check_has_function(name)
         raise DataError(
             f"There are no data {name!r}.{nearest(name, ['digits'])} Known are digits, and module:function or "
             "file.py:function for your own: a function that returns batches, or a tuple (batches to score on, batches "

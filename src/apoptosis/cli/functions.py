@@ -3,6 +3,7 @@
 What goes wrong in them is told with the line of their file: the command line shows no traceback unless asked.
 """
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -12,9 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from apoptosis.cli.names import nearest, sentence
 from apoptosis.errors import ConfigError
 
-__all__ = ["call_function", "is_function_name", "told"]
+__all__ = ["call_function", "check_has_function", "is_function_name", "told"]
 
 
 def is_function_name(name: str) -> bool:
@@ -25,6 +27,25 @@ def is_function_name(name: str) -> bool:
     """
     path, _, function = name.rpartition(":")
     return bool(path and function)
+
+
+def check_has_function(name: str) -> None:
+    """Refuse a file that was named without the function in it. The file is read and not run.
+
+    Raises:
+        ConfigError: it is one, with the functions that it has.
+    """
+    path = Path(name.removesuffix(":"))
+    if path.suffix != ".py":
+        return
+    _check_is_file(path)
+    try:
+        parts = ast.parse(path.read_bytes()).body
+    except (SyntaxError, ValueError):
+        parts = []
+    found = [p.name for p in parts if isinstance(p, ast.FunctionDef) and p.name[:1] != "_"]
+    has = f" It has {', '.join(found[:10])}." if found else ""
+    raise ConfigError(f"Say which function: {path}:{found[0] if found else 'make'}.{has}")
 
 
 def call_function(name: str, gives: str) -> Any:
@@ -38,6 +59,8 @@ def call_function(name: str, gives: str) -> Any:
         ConfigError: there is no such function, it needs arguments, or it fails.
     """
     path, _, function_name = name.rpartition(":")
+    # Its neighbours are found as `python file.py` finds them, also by imports that happen only later.
+    _put_first_on_path(Path(path).resolve().parent if path.endswith(".py") else Path.cwd())
     module = _from_file(Path(path)) if path.endswith(".py") else _imported(path)
     function = _function(module, path, function_name)
     if needed := _needed_arguments(function):
@@ -53,7 +76,7 @@ def call_function(name: str, gives: str) -> Any:
 
 def told(what: str, error: Exception) -> str:
     """What failed, why, and on which line of the person's file: the first that ran after Python's own and ours."""
-    message = f"{what} failed with {type(error).__name__}: {str(error) or 'no message'}."
+    message = f"{what} failed with {type(error).__name__}: {sentence(str(error) or 'no message')}"
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -95,7 +118,6 @@ def _function(module: Any, path: str, name: str) -> Callable[..., Any]:
 
 
 def _imported(path: str) -> Any:
-    sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(path)
     except ImportError as error:
@@ -105,13 +127,10 @@ def _imported(path: str) -> Any:
         ) from error
     except Exception as error:
         raise ConfigError(told(path, error)) from error
-    finally:
-        sys.path.remove(str(Path.cwd()))
 
 
 def _from_file(path: Path) -> Any:
-    if not path.is_file():
-        raise ConfigError(f"There is no file {path}.")
+    _check_is_file(path)
     # No import statement can say this name, so the file hides no module.
     name = f"<{path.resolve()}>".replace(".", "_")
     spec = importlib.util.spec_from_file_location(name, path)
@@ -126,3 +145,13 @@ def _from_file(path: Path) -> Any:
         del sys.modules[name]
         raise ConfigError(told(str(path), error)) from error
     return module
+
+
+def _check_is_file(path: Path) -> None:
+    if not path.is_file():
+        near = nearest(path.name, [other.name for other in path.parent.glob("*.py")])
+        raise ConfigError(f"There is no file {path}.{near}")
+
+
+def _put_first_on_path(folder: Path) -> None:
+    sys.path[:] = [str(folder), *(place for place in sys.path if place != str(folder))]

@@ -5,7 +5,7 @@ from difflib import get_close_matches
 
 from apoptosis.errors import ConfigError
 
-__all__ = ["check_name", "nearest"]
+__all__ = ["check_name", "counted", "nearest", "sentence"]
 
 
 def check_name(what: str, asked: str, known: Iterable[str]) -> None:
@@ -16,8 +16,9 @@ def check_name(what: str, asked: str, known: Iterable[str]) -> None:
     """
     names = list(known)
     if asked not in names:
+        there = "There is" if len(names) == 1 else "There are"
         raise ConfigError(
-            f"There is no {what} {asked!r}.{nearest(asked, names)} There are {', '.join(names)}."
+            f"There is no {what} {asked!r}.{nearest(asked, names)} {there} {', '.join(names)}."
         )
 
 
@@ -29,3 +30,22 @@ def nearest(asked: str, known: Iterable[str]) -> str:
     """
     near = get_close_matches(asked, list(known), n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def counted(num: int, one: str, many: str = "") -> str:
+    """A number of things.
+
+    >>> counted(1, "step"), counted(2, "step"), counted(2, "batch", "batches")
+    ('1 step', '2 steps', '2 batches')
+    """
+    return f"{num} {one if num == 1 else many or one + 's'}"
+
+
+def sentence(text: str) -> str:
+    """Another's words, to be continued by ours: they end with a full stop, and with one alone.
+
+    >>> sentence("no such file"), sentence("Try again.")
+    ('no such file.', 'Try again.')
+    """
+    text = text.strip()
+    return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -3,29 +3,38 @@
     resnet32                        a network of this library; the table `apoptosis.models.MODELS` has them all
     timm:resnet18                   from timm; needs the extra `models`
     torchvision:vit_b_16            from torchvision
-    transformers:path/to/folder     a folder with a transformers `config.json`
+    transformers:path/to/folder     a folder with a transformers `config.json`, and weights if they are there
     package.module:make             a function without arguments that returns a model, or a model and its example inputs
     path/to/file.py:make            the same, in a file
 
-Weights are whatever the function gives; library models have random ones.
+Weights are whatever the function gives, and those of a transformers folder that has some; other library models have
+random ones.
 """
 
 import importlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from apoptosis.cli.functions import call_function, is_function_name
-from apoptosis.cli.names import nearest
+from apoptosis.cli.functions import call_function, check_has_function, is_function_name
+from apoptosis.cli.names import nearest, sentence
 from apoptosis.errors import ConfigError
 from apoptosis.models import MODELS
 
 __all__ = ["NamedModel", "find_model", "make_model", "parse_shape"]
+
+TRANSFORMERS_WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 
 
 @dataclass(frozen=True)
@@ -118,6 +127,7 @@ def _made(name: str) -> NamedModel:
     if source in _LIBRARIES and rest:
         return _LIBRARIES[source](rest)
     if not is_function_name(name):
+        check_has_function(name)
         own, libraries = ", ".join(MODELS), ", ".join(f"{library}:NAME" for library in _LIBRARIES)
         raise ConfigError(
             f"There is no model {name!r}.{nearest(name, MODELS)} Known are {own}, {libraries}, and module:function or "
@@ -132,7 +142,11 @@ def _own(name: str) -> NamedModel:
     model: Any
     model, known = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if path.endswith(".py"):
-        imports, maker = "import runpy", f"runpy.run_path({json.dumps(path)})[{function!r}]"
+        folder = json.dumps(
+            str(Path(path).parent)
+        )  # run_path alone does not find the file's neighbours
+        imports = f"import runpy, sys; sys.path.insert(0, {folder})"
+        maker = f"runpy.run_path({json.dumps(path)})[{function!r}]"
     else:
         imports, maker = f"from {path} import {function}", function
     if model is not made:
@@ -143,10 +157,9 @@ def _own(name: str) -> NamedModel:
 def _timm(name: str) -> NamedModel:
     timm = _library("timm")
     if not timm.is_model(name):
-        near = ", ".join(timm.list_models(f"*{name[:6]}*")[:5])
-        raise ConfigError(
-            f"timm has no model {name!r}. It has {near or 'a list: timm.list_models()'}."
-        )
+        names = timm.list_models()
+        near = ", ".join(get_close_matches(name, names, n=5)) or "a list: timm.list_models()"
+        raise ConfigError(f"timm has no model {name!r}.{nearest(name, names)} It has {near}.")
     model = timm.create_model(name)
     return NamedModel(
         model,
@@ -162,7 +175,8 @@ def _torchvision(name: str) -> NamedModel:
     try:
         model = models.get_model(name, weights=None)
     except ValueError as error:
-        raise ConfigError(f"torchvision has no model {name!r}: {error}.") from error
+        near = nearest(name, models.list_models())
+        raise ConfigError(f"torchvision has no model {name!r}.{near} It says: {error}.") from error
     return NamedModel(
         model,
         (torch.zeros(1, 3, 224, 224),),
@@ -178,23 +192,29 @@ def _transformers(folder: str) -> NamedModel:
         raise ConfigError(
             f"There is no {Path(folder) / 'config.json'}. Give a folder with a model's configuration."
         )
+    has_weights = any((Path(folder) / name).is_file() for name in TRANSFORMERS_WEIGHTS)
     try:
-        config = transformers.AutoConfig.from_pretrained(folder)
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         architecture = getattr(transformers, (config.architectures or ["AutoModel"])[0])
-        model = getattr(architecture, "from_config", architecture)(config)
+        if has_weights and torch.get_default_device().type != "meta":
+            model = architecture.from_pretrained(folder, local_files_only=True)
+        else:
+            model = getattr(architecture, "from_config", architecture)(config)
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
         raise ConfigError(
-            f"transformers cannot make the model of {folder}: {type(error).__name__}: {lines[0][:200]} Look at its "
-            "config.json, at `architectures` and `model_type` first."
+            f"transformers cannot make the model of {folder}: {type(error).__name__}: "
+            f"{sentence(lines[0][:200])} Look at its config.json, at `architectures` and `model_type` first."
         ) from error
+    made, place = f"lambda: transformers.{type(model).__name__}", json.dumps(folder)
     return NamedModel(
         model,
         {"input_ids": torch.zeros(1, 16, dtype=torch.int64)},
         "import transformers",
-        f"lambda: transformers.{type(model).__name__}"
-        f"(transformers.AutoConfig.from_pretrained({json.dumps(folder)}))",
-        has_random_weights=True,
+        f"{made}.from_pretrained({place}, local_files_only=True)"
+        if has_weights
+        else f"{made}(transformers.AutoConfig.from_pretrained({place}))",
+        has_random_weights=not has_weights,
     )
 
 
@@ -202,14 +222,16 @@ def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        extra = "torchvision" if name == "torchvision" else "torch-apoptosis[models]"
+        # Naming the torch that is there keeps pip from putting another in its place.
         raise ConfigError(
-            f"{name} cannot be imported: {error}. Install it: pip install '{extra}'."
+            f"{name} cannot be imported: {sentence(str(error))} Install it: pip install {name} "
+            f"'torch=={torch.__version__}'"
         ) from error
     except RuntimeError as error:  # torchvision's compiled operations were built for another torch
         raise ConfigError(
-            f"{name} cannot be imported: {error}. Its compiled part does not fit the installed torch "
-            f"{torch.__version__}: install both from the same index."
+            f"{name} cannot be imported: {sentence(str(error))} torchvision's compiled part does not fit the installed "
+            f"torch {torch.__version__}: install the torchvision that was built for it, from the index that torch came "
+            "from."
         ) from error
 
 
