@@ -64,6 +64,26 @@ def does_not_run():
 """
 
 
+LONG = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.the_first_projection_of_block = nn.Linear(8, 24)
+        self.norm, self.second = nn.LayerNorm(24), nn.Linear(24, 16)
+        self.third = nn.Linear(16, 2)
+
+    def forward(self, x):
+        y = self.second(self.norm(self.the_first_projection_of_block(x)))
+        return self.third(torch.fft.fft(y).real)
+
+def make():
+    return Net(), torch.zeros(2, 8)
+"""
+
+
 @pytest.fixture
 def nets(tmp_path):
     path = tmp_path / "nets.py"
@@ -184,12 +204,19 @@ ERRORS = {
     "no such type": (["{nets}:with_inputs", "--input", "bool:3x4"], "is no shape of an input"),
     "negative shape": (["{nets}:with_inputs", "--input", "-1x4"], "is no shape of an input"),
     "no model": (["{nets}:no_model"], "gave str, which is no torch.nn.Module"),
-    "unknown kind": (["{nets}:with_inputs", "--kind", "neuron"], "There is no kind 'neuron'"),
-    "no match": (["{nets}:with_inputs", "--name", "layer*"], "No group is chosen by"),
+    "unknown kind": (
+        ["{nets}:with_inputs", "--kind", "chanel"],
+        "Did you mean 'channel'? There are",
+    ),
+    "no function named": (["{nets}"], "Say which function: {nets}:with_inputs."),
+    "no match": (["{nets}:with_inputs", "--name", "layer*"], "'layer*'"),
     "does not run": (["{nets}:does_not_run"], "Linear did not run on the example inputs ((1, 5))"),
     "wrong input": (["{nets}:with_inputs", "--input", "1x9"], "did not run on the example inputs"),
     "no folder": (["transformers:nowhere"], "There is no nowhere/config.json"),
-    "no timm model": (["timm:resnet18x"], "timm has no model 'resnet18x'. It has"),
+    "no timm model": (
+        ["timm:resnet18x"],
+        "timm has no model 'resnet18x'. Did you mean 'resnet18'? It has",
+    ),
 }
 
 
@@ -201,7 +228,7 @@ def test_errors_fit_on_a_screen_and_say_what_to_do(nets, name):
         define_torchvision_ops()
     arguments, message = ERRORS[name]
     found = refused(*(part.format(nets=nets) for part in arguments))
-    assert unboxed(message) in unboxed(found)
+    assert unboxed(message.format(nets=nets)) in unboxed(found)
 
 
 def test_an_error_inside_the_users_function_is_told(nets):
@@ -256,11 +283,22 @@ def test_only_what_the_file_defines_is_offered(nets):
     assert "dataclass" not in found
 
 
-def test_nothing_is_left_in_the_path(nets):
-    before = list(sys.path)
-    shown(f"{nets}:with_inputs")
-    refused("no_such_module:make")
-    assert sys.path == before
+def test_names_can_be_copied(tmp_path, monkeypatch):
+    path = tmp_path / "long_names_of_nets.py"
+    path.write_text(LONG)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = shown(f"{path}:make").splitlines()
+    name = "the_first_projection_of_block"
+    assert name in [line.split()[0] for line in lines if line.strip()]
+    text = "\n".join(lines)
+    assert "long_names_of_nets.py:14" in text
+    assert "…" not in text
+    assert "\\" not in text
+    monkeypatch.setenv("COLUMNS", "50")
+    folded = shown(f"{path}:make")
+    assert "…" not in folded
+    firsts = [line.split()[0] for line in folded.splitlines() if line.strip()]
+    assert name in "".join(firsts)
 
 
 def test_help_teaches_with_examples():

@@ -170,3 +170,29 @@ def test_ctrl_c_leaves_nothing_behind(own, tmp_path, monkeypatch):
     result = score(own, "--out", tmp_path / "s.json")
     assert result.exit_code == 130
     assert not list(tmp_path.iterdir())
+
+
+def test_names_of_groups_are_not_cut(tmp_path, monkeypatch):
+    name = "a_projection_" * 6
+    path = tmp_path / "mine.py"
+    path.write_text(
+        SOURCE
+        + f"""
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.{name}, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.last(self.{name}(x).relu())
+
+make = Net
+"""
+    )
+    monkeypatch.setenv("COLUMNS", "80")
+    text = done(score(path, "--top", "1"))
+    tables = text[: text.index("Next:")]
+    assert "…" not in tables
+    firsts = [line.split()[0] for line in tables.splitlines() if line.strip()]
+    assert name in "".join(firsts)
+    assert "--criterion" not in text, "it is the default"

@@ -2,17 +2,20 @@
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from apoptosis.cli.names import check_name
 from apoptosis.cli.sources import find_model
 from apoptosis.structure import KINDS, Group, PinnedAxis, Structure, trace
 
 __all__ = ["InspectOptions", "run_inspect"]
+
+ROOM_FOR_OTHERS = 48
+"""Characters for the other columns of a table, their headers broken at blanks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,8 @@ class InspectOptions:
 
 def run_inspect(options: InspectOptions) -> None:
     """Trace the model and show its structure."""
+    for kind in options.kinds:
+        check_name("kind", kind, KINDS)
     named = find_model(options.model, options.inputs, meta=options.meta)
     structure = trace(named.model, named.example_inputs)
     groups = structure.groups
@@ -80,11 +85,13 @@ def show(model: str, structure: Structure, groups: tuple[Group, ...], console: C
         f"[bold]{model}[/]: {_number(structure.macs())} MACs for the example inputs, "
         f"{_number(structure.params())} parameters, {len(structure.groups)} groups with {units} units"
     )
-    console.print(_groups_table(structure, groups))
+    console.print(_groups_table(structure, groups, console.width))
     inexact = [group for group in groups if not group.exact]
     if inexact:
         console.print(
-            f"\\* inexact: cutting is not the same as zeroing ({inexact[0].inexact_because}). Cut only on request."
+            Text(
+                f"* inexact: cutting is not the same as zeroing ({inexact[0].inexact_because}). Cut only on request."
+            )
         )
     used = dict.fromkeys(group.kind for group in groups)
     for kind in used:
@@ -99,10 +106,13 @@ def show(model: str, structure: Structure, groups: tuple[Group, ...], console: C
             Text(f"  … and {len(structure.ties) - 5} more ties (--json shows all)", style="dim")
         )
     if structure.pinned:
-        console.print(_pinned_table(structure.pinned))
+        console.print(_pinned_table(structure.pinned, console.width))
     for op, line in structure.without_rule[:5]:
         console.print(
-            Text(f"no rule for {op} ({line}): what it touches stays whole, its cost is not counted")
+            Text(
+                f"no rule for {op} ({line}): what it touches stays whole, its cost is not counted"
+            ),
+            soft_wrap=True,
         )
     if structure.unused:
         some = ", ".join(structure.unused[:4]) + (", …" if len(structure.unused) > 4 else "")
@@ -111,17 +121,18 @@ def show(model: str, structure: Structure, groups: tuple[Group, ...], console: C
         )
 
 
-def _groups_table(structure: Structure, groups: tuple[Group, ...]) -> Table:
+def _groups_table(structure: Structure, groups: tuple[Group, ...], width: int) -> Table:
+    names = [group.name for group in groups]
     table = Table(title="What can shrink", box=None, title_justify="left", pad_edge=False)
+    table.add_column("group", overflow="fold", no_wrap=_fits(names, width))
     for name, justify in (
-        ("group", "left"),
         ("kind", "left"),
         ("units", "right"),
         ("MACs / unit", "right"),
         ("parameters / unit", "right"),
         ("tensors", "right"),
     ):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for group in groups:
         macs, params = structure.unit_cost(group.name)
         kind = group.kind if group.exact else f"{group.kind} *"
@@ -131,19 +142,20 @@ def _groups_table(structure: Structure, groups: tuple[Group, ...]) -> Table:
     return table
 
 
-def _pinned_table(pinned: tuple[PinnedAxis, ...]) -> Table:
+def _pinned_table(pinned: tuple[PinnedAxis, ...], width: int) -> Table:
     """One line per reason, with the tensors it holds for."""
     table = Table(title="What stays whole", box=None, title_justify="left", pad_edge=False)
-    for name in ("tensor", "size", "operation", "reason", "where"):
-        table.add_column(name)
+    for name in ("tensor", "size", "operation", "reason"):
+        table.add_column(name, overflow="fold")
+    lines = [pin.line.rpartition("/")[2].partition(" ")[0] for pin in pinned]
+    table.add_column("where", overflow="fold", no_wrap=_fits(lines, width))
     by_reason: dict[tuple[str, str, str], list[PinnedAxis]] = {}
     for pin in pinned:
         by_reason.setdefault((pin.op, pin.reason, pin.line), []).append(pin)
     for (op, reason, line), pins in by_reason.items():
         first = pins[0]
         more = f" and {len(pins) - 1} more" if len(pins) > 1 else ""
-        path, _, rest = line.rpartition("/")
-        where = f"{Path(path).name}/{rest}" if path else line
+        where = line.rpartition("/")[2].replace(" in ", "\nin ", 1)
         table.add_row(
             Text(f"{first.tensor}[{first.dim}]{more}"),
             str(first.size),
@@ -152,6 +164,11 @@ def _pinned_table(pinned: tuple[PinnedAxis, ...]) -> Table:
             Text(where),
         )
     return table
+
+
+def _fits(texts: list[str], width: int) -> bool:
+    """Whether a column of them can stand on single lines, so that they can be copied, beside the others."""
+    return max(map(len, texts), default=0) <= width - ROOM_FOR_OTHERS
 
 
 def _number(value: int) -> str:

@@ -14,12 +14,13 @@ from safetensors.torch import save_file
 
 from apoptosis.checkpoint import write_file, write_json
 from apoptosis.cli.bars import progress_bars
-from apoptosis.cli.names import check_name
+from apoptosis.cli.names import check_name, counted
 from apoptosis.cli.places import check_file
 from apoptosis.cli.subject import Subject, SubjectOptions, find_subject, seeded, train_if_new_
 from apoptosis.criteria import AGGREGATIONS, CRITERIA, Scores, UnitScores, unit_scores
 from apoptosis.errors import ConfigError, NonFiniteError
 from apoptosis.structure import Structure
+from apoptosis.workflow import DEFAULT_CRITERION
 
 __all__ = ["ScoreOptions", "run_score"]
 
@@ -73,7 +74,11 @@ def as_data(options: ScoreOptions, units: UnitScores) -> dict[str, Any]:
 
 def show(options: ScoreOptions, structure: Structure, units: UnitScores, console: Console) -> None:
     """The tables."""
-    on = f" on {units.count} samples, loss {units.loss:.4g}" if units.loss is not None else ""
+    on = (
+        f" on {counted(units.count, 'sample')}, loss {units.loss:.4g}"
+        if units.loss is not None
+        else ""
+    )
     console.print(
         Text.assemble(
             (options.subject.model, "bold"),
@@ -155,10 +160,10 @@ def _least(units: UnitScores, num: int) -> list[tuple[str, int, float]]:
 
 def _groups_table(structure: Structure, units: UnitScores) -> Table:
     table = Table(box=None, pad_edge=False)
-    table.add_column("group")
-    table.add_column("kind")
+    table.add_column("group", overflow="fold")
+    table.add_column("kind", overflow="fold")
     for name in ("units", "lowest", "median", "highest"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for name, values in units.values.items():
         spread = (values.min(), values.median(), values.max())
         numbers = [f"{float(value):.3g}" for value in spread]
@@ -168,9 +173,9 @@ def _groups_table(structure: Structure, units: UnitScores) -> Table:
 
 def _least_table(units: UnitScores, num: int) -> Table:
     table = Table(box=None, pad_edge=False)
-    table.add_column("group")
+    table.add_column("group", overflow="fold")
     for name in ("unit", "score"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for group, unit, score in _least(units, num):
         table.add_row(Text(group), str(unit), f"{score:.3g}")
     return table
@@ -181,4 +186,7 @@ def _next(options: ScoreOptions) -> str:
     words = ["apoptosis", "prune", subject.model, "--data", subject.data]
     if subject.weights is not None:
         words += ["--weights", str(subject.weights)]
-    return shlex.join([*words, "--keep-flops", "0.5", "--criterion", options.criterion])
+    words += ["--keep-flops", "0.5"]
+    if options.criterion != DEFAULT_CRITERION:
+        words += ["--criterion", options.criterion]
+    return shlex.join(words)
