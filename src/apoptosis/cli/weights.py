@@ -1,6 +1,7 @@
 """Trained weights from a file into a model: every name and every shape must fit, and nothing in the file is run."""
 
 import pickle
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from apoptosis.cli.names import sentence
 from apoptosis.errors import CheckpointError
 
 __all__ = ["load_weights_"]
@@ -51,7 +53,7 @@ def _read_torch(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} is not a file of weights alone. Other pickles can run any code when they are read, so it is "
             "refused. Where you trust it, write the weights anew: torch.save(model.state_dict(), "
-            f"'weights.pt'). torch says: {_first_line(error)}"
+            f"'weights.pt'). torch says: {_cause(error)}"
         ) from error
     for key in WRAPPERS:
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
@@ -107,5 +109,8 @@ def _shape(item: Any) -> tuple[int, ...] | None:
     return tuple(item.shape) if isinstance(item, Tensor) else None
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+def _cause(error: Exception) -> str:
+    """The first line of what torch says, without its colours and without its own advice to trust the file."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip() or type(error).__name__
+    line = text.rpartition("WeightsUnpickler error: ")[2].strip().splitlines()[0]
+    return sentence(re.split(r" (?=Please use |This file can still )", line)[0][:160])
