@@ -58,6 +58,12 @@ def squares():
     task = Task.classification(nn.functional.mse_loss)
     return [(torch.ones(8, 4), torch.ones(8, 3))], None, task
 
+def without_labels():
+    return [x for x, _ in batches()]
+
+def images():
+    return [(torch.randn(2, 1, 28, 28), torch.zeros(2, dtype=torch.int64))]
+
 def wide():
     return [(torch.randn(8, 5), torch.zeros(8, dtype=torch.int64))]
 
@@ -188,9 +194,20 @@ def test_held_out_data_are_evaluated_before_and_after(half, own):
     assert settings["subject"]["seed"] == 0
 
 
-def test_without_held_out_data_nothing_is_evaluated(own, tmp_path):
+def test_without_held_out_data_the_scoring_data_judge_and_this_is_said(own, tmp_path):
     text = done(prune(own, "--keep-flops", "0.5", "--out", tmp_path / "half", data="batches"))
     assert "held out" not in text
+    assert "on the scoring data" in text
+    run = read_run(tmp_path / "half")
+    assert run.settings["evaluation"]["on"] == "scoring data"
+    assert run.settings["evaluation"]["before"]["loss"] == pytest.approx(run.history[0].loss)
+
+
+def test_without_labels_nothing_is_evaluated(own, tmp_path):
+    arguments = ("--keep-flops", "0.5", "--criterion", "magnitude", "--out", tmp_path / "half")
+    text = done(prune(own, *arguments, data="without_labels"))
+    assert "scoring data" not in text
+    assert read_run(tmp_path / "half").settings["evaluation"]["after"] is None
 
 
 def test_a_loss_that_is_no_number_is_shown_and_the_result_saved(own, tmp_path):
@@ -296,8 +313,21 @@ def test_the_place_of_the_result_has_a_name_of_its_own(own, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(SOURCE)
     arguments = ["prune", "mine.py:make", "--data", "mine.py:both", "--steps", "1"]
-    done(RUN.invoke(app, [*arguments, "--keep-flops", "0.5", "--criterion", "magnitude"]))
-    assert (tmp_path / "runs" / "mine.py-make-magnitude-flops0.5" / "run.json").is_file()
+    arguments += ["--keep-flops", "0.5", "--criterion", "magnitude"]
+    name = "mine.py-make-magnitude-flops0.5"
+    for num, widths in ((1, "global"), (2, "uniform"), (3, "global")):
+        text = done(RUN.invoke(app, [*arguments, "--widths", widths]))
+        place = tmp_path / "runs" / (name if num == 1 else f"{name}-{num}")
+        assert f"Saved: runs/{place.name}\n" in text
+        assert "in 1 step, which" in text
+        assert "Replaced" not in text
+        assert "--out" not in text, "the next run finds a name of its own"
+        assert read_run(place).settings["selection"]["widths"] == widths
+    dry = done(RUN.invoke(app, [*arguments, "--dry-run"]))
+    assert f"saved in runs/{name}-4" in dry
+    assert "Next:" not in dry
+    assert read_run(tmp_path / "runs" / name).settings["selection"]["widths"] == "global"
+    assert len(list((tmp_path / "runs").iterdir())) == 3
 
 
 def test_the_network_of_the_digits_is_trained_first_and_this_is_said(tmp_path, monkeypatch):
@@ -305,7 +335,7 @@ def test_the_network_of_the_digits_is_trained_first_and_this_is_said(tmp_path, m
     arguments = ["prune", "digits_cnn", "--data", "digits", "--keep-flops", "0.7", "--steps", "1"]
     result = RUN.invoke(app, [*arguments, "--json", "--out", str(tmp_path / "d")])
     data = json.loads(done(result))
-    assert "training it on the digits for 1 epochs first" in result.stderr
+    assert "training it on the digits for 1 epoch first" in result.stderr
     assert data["evaluation"]["before"]["metrics"]["correct"] > 0.5
     assert data["evaluation"]["before"]["count"] == 300
     assert "random weights" not in result.stderr
@@ -324,10 +354,40 @@ def test_weights_are_used_and_the_digits_then_not_trained(tmp_path, monkeypatch)
     torch.testing.assert_close(small.head.bias, model.head.bias, rtol=0, atol=0)
 
 
-def test_an_untrained_library_model_is_remarked_on(tmp_path):
-    arguments = ["prune", "resnet20_narrow", "--data", "digits", "--keep-flops", "0.5"]
-    result = RUN.invoke(app, [*arguments, "--out", str(tmp_path / "d")])
-    assert "resnet20_narrow has random weights" in result.stderr
+def test_an_untrained_library_model_is_remarked_on_unless_there_is_an_error(own):
+    arguments = ["prune", "mlp", "--keep-flops", "0.5", "--dry-run", "--data"]
+    result = RUN.invoke(app, [*arguments, f"{own}:images"])
+    done(result)
+    assert "mlp has random weights" in result.stderr
+    for data in ("digts", "digits"):
+        found = refused(RUN.invoke(app, [*arguments, data]), "DataError")
+        assert "randomweights" not in found
+
+
+NORMS = "Its batch norms still have the dense network's statistics; --repair batch_norm measures them anew"
+
+
+def test_norms_that_were_not_measured_anew_are_remarked_on(half, own, tmp_path):
+    assert half[0].count(NORMS) == 1
+    arguments = ("--keep-flops", "0.5", "--out", tmp_path / "half")
+    assert NORMS not in done(prune(own, *arguments, "--repair", "batch_norm"))
+    assert NORMS not in done(prune(own, *arguments, model="mean_of_hidden"))
+
+
+def test_where_nothing_was_removed_nothing_follows(own, tmp_path):
+    arguments = ("--keep-flops", "1", "--out", tmp_path / "whole")
+    text = done(prune(own, *arguments))
+    assert "Next:" not in text
+    assert NORMS not in text
+    assert json.loads(done(prune(own, *arguments, "--json")))["next"] is None
+
+
+def test_per_cent_are_answered_with_how_they_are_written(own):
+    for option in ("--keep-flops", "--keep-params", "--keep-units", "--cap"):
+        result = prune(own, option, "50%")
+        assert result.exit_code == 2
+        assert "50 % is written 0.5" in result.stderr
+    assert "'half' is no number" in prune(own, "--keep-flops", "half").stderr
 
 
 ERRORS = {
@@ -364,19 +424,24 @@ ERRORS = {
     "repair": (
         ["--keep-flops", "0.5", "--repair", "batchnorm"],
         "ConfigError",
-        "There is no repair 'batchnorm'. Did you mean 'batch_norm'?",
+        "There is no repair 'batchnorm'. Did you mean 'batch_norm'? There is batch_norm.",
     ),
     "widths": (
-        ["--keep-flops", "0.5", "--widths", "even"],
+        ["--keep-flops", "0.5", "--widths", "gobal"],
         "ConfigError",
-        "there are global, uniform",
+        "There is no --widths 'gobal'. Did you mean 'global'? There are global, uniform.",
+    ),
+    "per": (
+        ["--keep-flops", "0.5", "--per", "costs"],
+        "ConfigError",
+        "There is no --per 'costs'. Did you mean 'cost'? There are unit, cost.",
     ),
     "kind": (
-        ["--keep-flops", "0.5", "--kind", "neuron"],
+        ["--keep-flops", "0.5", "--kind", "chanel"],
         "ConfigError",
-        "There is no kind 'neuron'",
+        "There is no kind 'chanel'. Did you mean 'channel'?",
     ),
-    "name": (["--keep-flops", "0.5", "--name", "layer*"], "ConfigError", "No group is chosen by"),
+    "name": (["--keep-flops", "0.5", "--name", "layer*"], "ConfigError", "'layer*'"),
     "device": (
         ["--keep-flops", "0.5", "--device", "tpuu"],
         "ConfigError",
@@ -471,8 +536,11 @@ def test_a_place_that_may_not_be_written_to_is_refused(own, tmp_path, monkeypatc
 
 
 def test_a_checkpoint_is_replaced(own, tmp_path):
+    said = f"Replaced the earlier checkpoint in {tmp_path / 'half'}"
+    (tmp_path / "half").mkdir()
     for share in ("0.5", "0.7"):
-        done(prune(own, "--keep-flops", share, "--out", tmp_path / "half"))
+        text = done(prune(own, "--keep-flops", share, "--out", tmp_path / "half"))
+        assert (said in text) == (share == "0.7")
     assert read_run(tmp_path / "half").settings["budget"] == {"flops": 0.7}
 
 
@@ -497,3 +565,9 @@ def test_the_state_of_random_numbers_is_left_alone(own, tmp_path):
 
 def test_no_data_is_wrong_usage():
     assert RUN.invoke(app, ["prune", "digits_cnn", "--keep-flops", "0.5"]).exit_code == 2
+
+
+@pytest.mark.parametrize("option", ["--criterion", "--widths", "--per", "--kind", "--repair"])
+def test_names_are_looked_up_before_any_work(own, monkeypatch, option):
+    monkeypatch.setattr(apoptosis.cli.prune, "find_subject", lambda *_: pytest.fail("worked first"))
+    assert "Thereisno" in refused(prune(own, "--keep-flops", "0.5", option, "x"), "ConfigError")

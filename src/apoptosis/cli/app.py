@@ -22,6 +22,7 @@ from apoptosis.cli.options import (
     SamplesOption,
     SeedOption,
     WeightsOption,
+    share,
 )
 from apoptosis.cli.refusals import INTERRUPTED, errors_shown, say_interrupted
 
@@ -248,15 +249,28 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
         float | None,
         typer.Option(
             help="Share of the MACs that may stay (papers say FLOPs): 0.5 keeps half.",
+            parser=share,
+            metavar="<float>",
             show_default=False,
         ),
     ] = None,
     keep_params: Annotated[
         float | None,
-        typer.Option(help="Share of the parameters that may stay.", show_default=False),
+        typer.Option(
+            help="Share of the parameters that may stay.",
+            parser=share,
+            metavar="<float>",
+            show_default=False,
+        ),
     ] = None,
     keep_units: Annotated[
-        float | None, typer.Option(help="Share of the units that may stay.", show_default=False)
+        float | None,
+        typer.Option(
+            help="Share of the units that may stay.",
+            parser=share,
+            metavar="<float>",
+            show_default=False,
+        ),
     ] = None,
     criterion: Annotated[
         str, typer.Option(help="What decides which units go; `apoptosis criteria` lists them.")
@@ -299,14 +313,17 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
         ),
     ] = None,
     floor: Annotated[int, typer.Option(help="Fewest units that a group keeps.", min=1)] = 1,
-    cap: Annotated[float, typer.Option(help="Largest share of a group that may go.")] = 1.0,
+    cap: Annotated[
+        float,
+        typer.Option(help="Largest share of a group that may go.", parser=share, metavar="<float>"),
+    ] = 1.0,
     weights: WeightsOption = None,
     samples: SamplesOption = None,
     batch_size: BatchSizeOption = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for the result; runs/ and a name of what was asked for unless said.",
+            help="Folder for the result; runs/ and a free name of what was asked for unless said.",
             show_default=False,
         ),
     ] = None,

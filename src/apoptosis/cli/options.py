@@ -14,6 +14,7 @@ __all__ = [
     "ModelArgument",
     "SamplesOption",
     "SeedOption",
+    "share",
     "WeightsOption",
 ]
 
@@ -33,6 +34,26 @@ MODEL_NAMES = (
     "vit_b16",
 )
 """Of `apoptosis.models.MODELS`, which would bring torch: seconds for a page of help. A test compares the two."""
+
+
+def share(text: str | float) -> float:
+    """A part of a whole as a number; per cent are answered with how they are written.
+
+    Raises:
+        typer.BadParameter: it is none.
+
+    >>> share("0.5")
+    0.5
+    """
+    number, sign, _ = str(text).partition("%")
+    try:
+        value = float(number)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is no number. Half is written 0.5") from error
+    if sign:
+        raise typer.BadParameter(f"{value:g} % is written {value / 100:g}")
+    return value
+
 
 ModelArgument = Annotated[
     str,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from torch import nn
 
 from apoptosis.checkpoint import save
 from apoptosis.cli.bars import progress_bars
@@ -22,7 +23,9 @@ from apoptosis.cli.prune_tables import DryRun, PruneResult, show_dry_run, show_r
 from apoptosis.cli.subject import Subject, find_subject, seeded, train_if_new_
 from apoptosis.criteria import AGGREGATIONS, CRITERIA
 from apoptosis.planning import Budget, Selection, check_reachable
+from apoptosis.planning.selection import PRICES, WIDTHS
 from apoptosis.repair import REPAIRS
+from apoptosis.structure import KINDS
 from apoptosis.training import Evaluation, evaluate
 from apoptosis.workflow import default_selection, prune
 
@@ -33,8 +36,8 @@ def run_prune(options: PruneOptions) -> None:
     """Prune, save, and show what came out; or, for a dry run, what would be done."""
     console = Console(stderr=True)
     budget = options.budget()
-    options.selection(Selection())
     _check_names(options)
+    options.selection(Selection())
     check_folder(options.place)
     with seeded(options.subject), progress_bars(console):
         subject = find_subject(options.subject, console)
@@ -62,7 +65,7 @@ def _pruned(
     console: Console,
 ) -> PruneResult:
     train_if_new_(subject, options.subject, console)
-    before = _evaluated(subject)
+    before = _evaluated_before(subject)
     start = time.perf_counter()
     with in_typed_words():
         outcome = prune(
@@ -78,20 +81,35 @@ def _pruned(
             example_inputs=subject.example_inputs,
         )
     seconds = time.perf_counter() - start
-    after = _evaluated(replace(subject, named=replace(subject.named, model=outcome.model)))
+    after = None if before is None else _evaluated(subject, outcome.model)
     facts = asdict(options.subject) | {"weights": _text(options.subject.weights)}
-    evaluations = {"before": _as_data(before), "after": _as_data(after)}
+    judged_on = "scoring data" if subject.data.evaluation is None else "held out"
+    evaluations = {"on": judged_on, "before": _as_data(before), "after": _as_data(after)}
     outcome = replace(
         outcome, settings={**outcome.settings, "subject": facts, "evaluation": evaluations}
     )
-    return PruneResult(
-        options, subject.named, outcome, before, after, seconds, save(options.place, outcome)
-    )
+    place = options.place
+    replaced = (place.expanduser() / "run.json").is_file()
+    saved = save(place, outcome)
+    return PruneResult(options, subject.named, outcome, before, after, seconds, saved, replaced)
 
 
-def _evaluated(subject: Subject) -> Evaluation | None:
+def _evaluated_before(subject: Subject) -> Evaluation | None:
+    """None where there are no data to judge on but those that are scored, and the task cannot judge on these."""
+    try:
+        return _evaluated(subject, subject.model)
+    except (
+        Exception
+    ):  # no labels, or metrics that do not fit them; what else fails, fails again when scored
+        if subject.data.evaluation is not None:
+            raise
+        return None
+
+
+def _evaluated(subject: Subject, model: nn.Module) -> Evaluation:
     data = subject.data
-    return None if data.evaluation is None else evaluate(subject.model, data.evaluation, data.task)
+    batches = data.scoring if data.evaluation is None else data.evaluation
+    return evaluate(model, batches, data.task)
 
 
 def _as_data(found: Evaluation | None) -> dict[str, Any] | None:
@@ -116,3 +134,7 @@ def _check_names(options: PruneOptions) -> None:
         check_name("aggregation", options.aggregation, AGGREGATIONS)
     for repair in options.repair:
         check_name("repair", repair, REPAIRS)
+    check_name("--widths", options.widths, WIDTHS)
+    check_name("--per", options.per, PRICES)
+    for kind in options.kinds:
+        check_name("kind", kind, KINDS)

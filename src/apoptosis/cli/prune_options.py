@@ -1,10 +1,12 @@
 """What `apoptosis prune` can be told, and refusals of the library in the words that were typed."""
 
 import math
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 
 from apoptosis.cli.subject import SubjectOptions
@@ -40,12 +42,14 @@ class PruneOptions:
 
     @property
     def place(self) -> Path:
-        """Where the result is saved: as asked, or a name that says what it is."""
+        """Where the result is saved: as asked, or a name that says what it is and that nothing has yet."""
         if self.out is not None:
             return self.out
         model = re.sub(r"[^\w.-]+", "-", self.subject.model).strip("-.")
         shares = [f"{name}{share:g}" for name, share in self.budget().shares().items()]
-        return Path("runs") / "-".join([model, self.criterion, *shares])
+        first = Path("runs") / "-".join([model, self.criterion, *shares])
+        others = (first.with_name(f"{first.name}-{num}") for num in count(2))
+        return next(place for place in chain([first], others) if not os.path.lexists(place))
 
     def budget(self) -> Budget:
         """What may stay."""

@@ -13,6 +13,7 @@ from rich.text import Text
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from apoptosis.cli.inspect import _number
+from apoptosis.cli.names import counted
 from apoptosis.cli.prune_options import PruneOptions
 from apoptosis.cli.sources import NamedModel
 from apoptosis.cli.subject import Subject
@@ -26,6 +27,11 @@ from apoptosis.workflow import DEFAULT_CRITERION, DEFAULT_STEPS
 
 __all__ = ["DryRun", "PruneResult", "show_dry_run", "show_result"]
 
+STALE_NORMS = (
+    "Its batch norms still have the dense network's statistics; --repair batch_norm measures them anew, "
+    "without labels."
+)
+
 
 @dataclass(frozen=True)
 class PruneResult:
@@ -38,6 +44,22 @@ class PruneResult:
     after: Evaluation | None
     seconds: float
     saved: Path
+    replaced: bool
+
+    @property
+    def removed_something(self) -> bool:
+        """Whether the network became smaller at all."""
+        return any(kept < size for kept, size in self.outcome.plan.counts().values())
+
+    @property
+    def has_stale_norms(self) -> bool:
+        """Whether batch norms have the statistics of before, which the layers ahead of them no longer give."""
+        norms = [m for m in self.outcome.model.modules() if isinstance(m, _BatchNorm)]
+        return (
+            self.removed_something
+            and "batch_norm" not in self.options.repair
+            and any(norm.running_mean is not None for norm in norms)
+        )
 
     def as_data(self) -> dict[str, Any]:
         """Everything the tables show, and the steps, as plain data."""
@@ -68,8 +90,9 @@ class PruneResult:
             ],
             "seconds": self.seconds,
             "saved": str(self.saved),
+            "replaced": self.replaced,
             "load": load_lines(self),
-            "next": next_command(self)[0],
+            "next": next_command(self)[0] if self.removed_something else None,
         }
 
 
@@ -130,26 +153,34 @@ def show_result(result: PruneResult, console: Console) -> None:
     """The tables, and what to do with the result."""
     subject, outcome = result.options.subject, result.outcome
     samples = max((step.count for step in outcome.history), default=0)
-    on = f" on {samples} samples" if samples else ", which reads no data"
+    on = f" on {counted(samples, 'sample')}" if samples else ", which reads no data"
     console.print(
         Text.assemble(
             (subject.model, "bold"),
-            f" pruned by {result.options.criterion} in {len(outcome.history)} steps{on} ({result.seconds:.1f} s)\n",
+            f" pruned by {result.options.criterion} in {counted(len(outcome.history), 'step')}{on} "
+            f"({result.seconds:.1f} s)\n",
         )
     )
     console.print(_spending_table(outcome))
     if result.before is not None and result.after is not None:
         console.print()
-        console.print(_evaluation_table(result.before, result.after))
+        held_out = outcome.settings["evaluation"]["on"] == "held out"
+        on = f"on {result.before.count} held out" if held_out else "on the scoring data"
+        console.print(_evaluation_table(on, result.before, result.after))
     console.print()
     console.print(_widths_table(outcome))
     console.print(Text(f"\n{_delivered(outcome)}"))
+    if result.has_stale_norms:
+        console.print(Text(STALE_NORMS), soft_wrap=True)
+    if result.replaced:
+        console.print(Text(f"Replaced the earlier checkpoint in {result.saved}"), soft_wrap=True)
     console.print(Text(f"Saved: {result.saved}"), soft_wrap=True)
     console.print("Load it again:")
     for line in load_lines(result):
         console.print(Text(f"  {line}"), soft_wrap=True)
-    command, why = next_command(result)
-    console.print(Text(f"Next: {command}   ({why})"), soft_wrap=True)
+    if result.removed_something:
+        command, why = next_command(result)
+        console.print(Text(f"Next: {command}\n      ({why})"), soft_wrap=True)
 
 
 def show_dry_run(dry: DryRun, console: Console) -> None:
@@ -158,7 +189,8 @@ def show_dry_run(dry: DryRun, console: Console) -> None:
     console.print(
         Text.assemble(
             (options.subject.model, "bold"),
-            f" would be pruned by {options.criterion} in {options.steps} steps. Nothing was scored or written.\n",
+            f" would be pruned by {options.criterion} in {counted(options.steps, 'step')}. Nothing was scored or "
+            "written.\n",
         )
     )
     table = _table(("", "left"), ("asked", "right"), ("lowest", "right"), ("dense", "right"))
@@ -173,7 +205,6 @@ def show_dry_run(dry: DryRun, console: Console) -> None:
     console.print(widths)
     console.print(Text(f"\nCost: {_cost(dry)}"))
     console.print(Text(f"It would be saved in {options.place}"), soft_wrap=True)
-    console.print(Text(f"Next: {_command(options)}"), soft_wrap=True)
 
 
 def load_lines(result: PruneResult) -> list[str]:
@@ -188,19 +219,18 @@ def load_lines(result: PruneResult) -> list[str]:
 
 def next_command(result: PruneResult) -> tuple[str, str]:
     """Mend the batch norms where there are any and it was not done; else, compare with the simplest criterion."""
-    options, small = result.options, result.outcome.model
-    has_norms = any(isinstance(m, _BatchNorm) and m.track_running_stats for m in small.modules())
-    if has_norms and "batch_norm" not in options.repair:
-        repaired = replace(
-            options,
-            repair=(*options.repair, "batch_norm"),
-            out=options.place.with_name(f"{options.place.name}-repaired"),
-        )
-        return _command(repaired), "with batch norms measured anew"
+    options = result.options
+    if result.has_stale_norms:
+        repair, out = (*options.repair, "batch_norm"), _beside(options.out, "repaired")
+        return _command(replace(options, repair=repair, out=out)), "with batch norms measured anew"
     other = "magnitude" if options.criterion != "magnitude" else DEFAULT_CRITERION
-    place = options.place.with_name(f"{options.place.name}-{other}")
-    compared = replace(options, criterion=other, out=place)
+    compared = replace(options, criterion=other, out=_beside(options.out, other))
     return _command(compared), "how much of this was the criterion?"
+
+
+def _beside(out: Path | None, what: str) -> Path | None:
+    """A default place needs not be named: it takes a name that is free."""
+    return None if out is None else out.with_name(f"{out.name}-{what}")
 
 
 def _command(options: PruneOptions) -> str:
@@ -252,8 +282,8 @@ def _spending_table(outcome: Outcome) -> Table:
     return table
 
 
-def _evaluation_table(before: Evaluation, after: Evaluation) -> Table:
-    table = _table((f"on {before.count} held out", "left"), ("before", "right"), ("after", "right"))
+def _evaluation_table(on: str, before: Evaluation, after: Evaluation) -> Table:
+    table = _table((on, "left"), ("before", "right"), ("after", "right"))
     table.add_row("loss", f"{before.loss:.4g}", f"{after.loss:.4g}")
     for name, value in before.metrics.items():
         table.add_row(Text(name), f"{value:.4g}", f"{after.metrics.get(name, float('nan')):.4g}")
@@ -271,7 +301,7 @@ def _widths_table(outcome: Outcome) -> Table:
 def _table(*columns: tuple[str, str]) -> Table:
     table = Table(box=None, pad_edge=False, title_justify="left")
     for name, justify in columns:
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
     return table
 
 
@@ -284,11 +314,13 @@ def _delivered(outcome: Outcome) -> str:
 
 def _cost(dry: DryRun) -> str:
     steps = dry.options.steps
+    passes = counted(steps, "scoring pass", "scoring passes")
     if not dry.reads_data:
-        return f"{steps} scorings; {dry.options.criterion} reads no data."
+        return f"{counted(steps, 'scoring')}; {dry.options.criterion} reads no data."
     if dry.num_batches is None:
-        return f"{steps} scoring passes over the data."
-    return f"{steps} scoring passes over {dry.num_batches} batches each, {steps * dry.num_batches} in all."
+        return f"{passes} over the data."
+    batches = counted(dry.num_batches, "batch", "batches")
+    return f"{passes} over {batches} each, {steps * dry.num_batches} in all."
 
 
 def _reads_data(criterion: str) -> bool:

@@ -15,6 +15,7 @@ from rich.text import Text
 from torch import nn
 
 from apoptosis.cli.data_sources import NamedData, Reading, find_data
+from apoptosis.cli.names import counted, sentence
 from apoptosis.cli.sources import NamedModel, make_model
 from apoptosis.cli.weights import load_weights_
 from apoptosis.errors import ApoptosisError, ConfigError, DataError
@@ -81,11 +82,6 @@ def find_subject(options: SubjectOptions, console: Console) -> Subject:
     named = make_model(options.model)
     if options.weights is not None:
         load_weights_(named.model, options.weights)
-    elif named.has_random_weights and not options.is_new:
-        _say(
-            console,
-            f"Note: {options.model} has random weights, so scores say little. Give trained ones: --weights FILE",
-        )
     named.model.to(device).eval()
     reading = Reading(
         samples=options.samples, batch_size=options.batch_size, device=device, seed=options.seed
@@ -95,7 +91,13 @@ def find_subject(options: SubjectOptions, console: Console) -> Subject:
         if batches is not None:
             _check_fits(named, data.task, batches, options)
     example = first_sample(named.model, data.scoring, data.task)
-    return Subject(named, data, example, trace(named.model, example))
+    subject = Subject(named, data, example, trace(named.model, example))
+    if named.has_random_weights and options.weights is None and not options.is_new:
+        _say(
+            console,
+            f"Note: {options.model} has random weights, so scores say little. Give trained ones: --weights FILE",
+        )
+    return subject
 
 
 def train_if_new_(subject: Subject, options: SubjectOptions, console: Console) -> None:
@@ -105,7 +107,8 @@ def train_if_new_(subject: Subject, options: SubjectOptions, console: Console) -
     assert subject.data.training is not None, "the digits have training images"
     _say(
         console,
-        f"Note: digits_cnn comes without trained weights; training it on the digits for {EPOCHS} epochs first.",
+        f"Note: digits_cnn comes without trained weights; training it on the digits for "
+        f"{counted(EPOCHS, 'epoch')} first.",
     )
     fit_(
         subject.model,
@@ -183,8 +186,8 @@ def _tried(run: Callable[[], Any], failure: str, options: SubjectOptions) -> Any
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
         raise DataError(
-            f"{failure}. {type(error).__name__}: {lines[0][:300]}. Give data of the shape that the model was made for, "
-            "or another model."
+            f"{failure}. {type(error).__name__}: {sentence(lines[0][:300])} Give data of the shape that the model was "
+            "made for, or another model."
         ) from error
 
 
