@@ -103,7 +103,7 @@ def failures_explained(criterion: str) -> Iterator[None]:
 
     Raises:
         DataError: in the place of torch's and Python's own. What is ours already stays, and so does lack of memory.
-    """
+    """  # noqa: DOC501 - those are raised again as they came
     try:
         yield
     except (ValueError, RuntimeError, IndexError, TypeError) as error:
