@@ -193,6 +193,16 @@ def test_a_hard_coded_reshape_is_delivered_as_a_program_that_names_the_line() ->
     torch.testing.assert_close(small(x), ap.zero(model, plan)(x), **TOLERANCE)
 
 
+def test_a_plan_tells_files_but_not_the_folders_of_the_machine() -> None:
+    case = small_case("hard coded")
+    structure = ap.trace(case.model(), case.inputs(2))
+    group = next(group for group in structure.groups if group.exact)
+    plan = structure.plan({group.name: range(group.size - 1)})
+    assert plan.delivery == "program"
+    assert "shrinking.py:" in plan.delivery_because
+    assert "/" not in plan.to_json()
+
+
 def test_an_attribute_with_two_meanings_is_named() -> None:
     def forward(net: Net, x: Tensor) -> Tensor:
         a = net.a(x).view(-1, net.width, 2).sum(2)

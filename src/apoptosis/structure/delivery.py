@@ -7,6 +7,7 @@ module only goes another way although the plan is exact (Python chooses its way 
 head), outputs decide, on random weights: they must be those of the zeroed twin.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -51,8 +52,17 @@ def deliver(plan: Plan, network: Network, sizes: dict[Axis, int], *, exact: bool
         )
     undone = _undone_scalings(network.applied, plan)
     return replace(
-        plan, attentions=(), scalings=undone, delivery="program", delivery_because=because
+        plan,
+        attentions=(),
+        scalings=undone,
+        delivery="program",
+        delivery_because=_without_folders(because),
     )
+
+
+def _without_folders(text: str) -> str:
+    """Files by their names alone: a plan is saved, and others need not know where on a disk it was made."""
+    return re.sub(r"(?:[A-Za-z]:)?[/\\](?:[^\s:/\\]+[/\\])+", "", text)
 
 
 def _as_module(plan: Plan, network: Network, sizes: dict[Axis, int], *, exact: bool) -> Plan:
