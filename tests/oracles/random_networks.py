@@ -170,7 +170,12 @@ def build(blueprint: Blueprint) -> RandomNetwork:
             torch.manual_seed(placed.seed)
             block = kind(tuple(x.shape[1:]), Pick(placed.seed)).double().eval()
             _settle(block, placed.seed)
-            x = linked(block, placed.link, x, seen)
+            try:
+                x = linked(block, placed.link, x, seen)
+            except ValueError as error:
+                if "more than 1 value per channel" in str(error):  # a group norm of lone values
+                    raise Unfit(str(error)) from error
+                raise
             seen.append(x)
             if not 0 < x.numel() <= 6000 * batch or not x.isfinite().all() or x.abs().max() > 1e6:
                 raise Unfit("too large")
