@@ -91,5 +91,4 @@ REPORTED: tuple[Choice, ...] = (
         Choice(f"magnitude-l2, mean-normalised{where}", "magnitude-l2", 1, MEANS, selection)
         for where, selection in (("", PLAIN), (", block channels", INTERNAL_PLAIN))
     ),
-    Choice("magnitude-l2, entries per MAC", "magnitude-l2", 1, ENTRIES, PRICED),
 )

@@ -208,7 +208,7 @@ def criteria_page(ways: Ways, peers: Peers, grid: Grid) -> Iterator[str]:
     )
     if ways.missing:
         yield ""
-        yield f"Not among the rows, for its three jobs did not end in time: {'; '.join(ways.missing)}."
+        yield f"Not measured with the others, on the GPU: {'; '.join(dict.fromkeys(ways.missing))}. LOG.md has some."
     yield ""
     yield "## Dense"
     yield ""
@@ -570,7 +570,7 @@ def _against_peers(ways: Ways, peers: Peers) -> str:
     named = "; ".join(f"{label} {spread(ways.both(label), 1)} %" for label in ours) or "none"
     magnitudes = [m for m in ways.labels if m.startswith("magnitude")]
     return (
-        f"Torch-Pruning's best row of three draws is {peers.name(best)}, in one step and without data: {at(0.7)} "
+        f"Torch-Pruning's best row of three draws is {peers.name(best)}: {at(0.7)} "
         f"% at 70 % and {at(0.5)} % at 50 %, mean {peers.both(best):.1f} %. The default, in 20 steps, differs "
         f"from it by {signed(above[0])} and {signed(above[1])} points (mean {spread(ways.both(DEFAULT), 1)} %). "
         f"In one step ours with a higher mean are: {named}. Oba in one step has "

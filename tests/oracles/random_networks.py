@@ -114,6 +114,16 @@ class RandomNetwork:
     """Whether einsum is used, which torch computes in another way where sizes are 1."""
 
 
+def fitted(block: nn.Module, link: str, x: Tensor, seen: list[Tensor]) -> Tensor:
+    """As `linked`; a group norm of lone values, which torch refuses, does not fit."""
+    try:
+        return linked(block, link, x, seen)
+    except ValueError as error:
+        if "more than 1 value per channel" in str(error):
+            raise Unfit(str(error)) from error
+        raise
+
+
 def random_blueprint(seed: int, *, longest: int = 5) -> Blueprint:
     """A blueprint that can be built."""
     pick = Pick(seed)
@@ -170,12 +180,7 @@ def build(blueprint: Blueprint) -> RandomNetwork:
             torch.manual_seed(placed.seed)
             block = kind(tuple(x.shape[1:]), Pick(placed.seed)).double().eval()
             _settle(block, placed.seed)
-            try:
-                x = linked(block, placed.link, x, seen)
-            except ValueError as error:
-                if "more than 1 value per channel" in str(error):  # a group norm of lone values
-                    raise Unfit(str(error)) from error
-                raise
+            x = fitted(block, placed.link, x, seen)
             seen.append(x)
             if not 0 < x.numel() <= 6000 * batch or not x.isfinite().all() or x.abs().max() > 1e6:
                 raise Unfit("too large")
