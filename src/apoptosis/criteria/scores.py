@@ -13,7 +13,7 @@ __all__ = ["Scores", "trainable"]
 
 @dataclass(frozen=True)
 class Scores:
-    """Signed scores by parameter name. Take the absolute value once, at the end: signs cancel within a neuron.
+    """Signed scores by parameter name; where the absolute value is taken is decided when they become unit scores.
 
     Attributes:
         values: a tensor of the parameter's shape, in float32 or better.
