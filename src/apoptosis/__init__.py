@@ -22,11 +22,12 @@ if TYPE_CHECKING:
         paper_terms,
         reference_product,
     )
-    from apoptosis.planning import Budget, Selection, make_plan
+    from apoptosis.masks import MaskPlan, import_masks, mask, mask_, masks_of
+    from apoptosis.planning import Budget, Selection, Sparsity, make_masks, make_plan
     from apoptosis.records import Outcome
     from apoptosis.structure import Plan, Structure, cut, cut_optimizer, trace, verify, zero
     from apoptosis.task import Task
-    from apoptosis.workflow import prune
+    from apoptosis.workflow import prune, sparsify
 
 __version__ = "0.1.0"
 
@@ -34,10 +35,12 @@ __all__ = [
     "Aggregation",
     "Budget",
     "Curvature",
+    "MaskPlan",
     "Outcome",
     "Plan",
     "Scores",
     "Selection",
+    "Sparsity",
     "Structure",
     "Task",
     "UnitScores",
@@ -47,14 +50,20 @@ __all__ = [
     "cut",
     "cut_optimizer",
     "errors",
+    "import_masks",
     "layer_tangents",
     "load",
     "load_outcome",
+    "make_masks",
     "make_plan",
+    "mask",
+    "mask_",
+    "masks_of",
     "paper_terms",
     "prune",
     "reference_product",
     "save",
+    "sparsify",
     "trace",
     "unit_scores",
     "verify",
@@ -80,10 +89,12 @@ _ROOMS = {
     "Aggregation": "criteria",
     "Budget": "planning",
     "Curvature": "curvature",
+    "MaskPlan": "masks",
     "Outcome": "records",
     "Plan": "structure",
     "Scores": "criteria",
     "Selection": "planning",
+    "Sparsity": "planning",
     "Structure": "structure",
     "Task": "task",
     "UnitScores": "criteria",
@@ -92,14 +103,20 @@ _ROOMS = {
     "cut": "structure",
     "cut_optimizer": "structure",
     "errors": "errors",
+    "import_masks": "masks",
     "layer_tangents": "curvature",
     "load": "checkpoint",
     "load_outcome": "checkpoint",
+    "make_masks": "planning",
     "make_plan": "planning",
+    "mask": "masks",
+    "mask_": "masks",
+    "masks_of": "masks",
     "paper_terms": "curvature",
     "prune": "workflow",
     "reference_product": "curvature",
     "save": "checkpoint",
+    "sparsify": "workflow",
     "trace": "structure",
     "unit_scores": "criteria",
     "verify": "structure",

@@ -6,19 +6,22 @@ pass over the example inputs, and parameters.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from torch import nn
 
 if TYPE_CHECKING:
+    from apoptosis.masks import MaskPlan
     from apoptosis.structure import Plan
 
 __all__ = ["Outcome", "ScoreSummary", "Spending", "StepRecord"]
 
+AnyPlan = TypeVar("AnyPlan", bound="Plan | MaskPlan", covariant=True)
+
 
 @dataclass(frozen=True)
 class ScoreSummary:
-    """The spread of one group's unit scores."""
+    """The spread of one group's unit scores, or of what ranks one tensor's weights."""
 
     lowest: float
     median: float
@@ -42,7 +45,10 @@ class Spending:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step: the network was scored, units were removed."""
+    """One step: the network was scored, units were removed.
+
+    Where single weights are removed, they are the units, and their tensor is the group.
+    """
 
     step: int
     loss: float | None
@@ -54,18 +60,20 @@ class StepRecord:
     """Units that went, by group; below zero where some came back in the last step to spend the budget."""
     left: Mapping[str, int]
     """Units that stayed, for every group that was ranked."""
-    macs: int
+    macs: int | None
+    """None where single weights went: a MAC with a zero is still done."""
     params: int
+    """Those that are not zero, where single weights went."""
     seconds: float
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(Generic[AnyPlan]):
     """A smaller network and its history. `str(outcome)` shows asked and got side by side."""
 
     model: nn.Module
-    plan: "Plan"
-    """From the dense network to `model`, all steps as one."""
+    plan: AnyPlan
+    """From the dense network to `model`, all steps as one: units cut, or single weights masked."""
     history: tuple[StepRecord, ...] = ()
     spent: tuple[Spending, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -74,5 +82,5 @@ class Outcome:
     """What the model was traced on."""
 
     def __str__(self) -> str:
-        lines = [f"{type(self.model).__name__}, delivered as {self.plan.delivery}"]
+        lines = [f"{type(self.model).__name__}, {self.plan}"]
         return "\n  ".join([*lines, *map(str, self.spent)])

@@ -79,7 +79,7 @@ def load_outcome(
     dense: Callable[[], nn.Module] | nn.Module,
     *,
     example_inputs: Any = None,
-) -> Outcome:
+) -> Outcome[Plan]:
     """As `load`, with plan, history, what was spent and settings: to train the network on and save it again.
 
     Example inputs come back as zeros of their shapes unless given; None where they held what a checkpoint cannot keep.

@@ -172,7 +172,7 @@ def _step_as_json(step: StepRecord) -> dict[str, Any]:
         "scores": scores,
         "removed": {group: int(num) for group, num in step.removed.items()},
         "left": {group: int(num) for group, num in step.left.items()},
-        "macs": int(step.macs),
+        "macs": None if step.macs is None else int(step.macs),
         "params": int(step.params),
         "seconds": _number(step.seconds),
     }

@@ -30,7 +30,7 @@ from apoptosis.structure import CutProgram, Plan, fingerprint_of, model_tensors
 __all__ = ["program_digest", "save"]
 
 
-def save(path: str | os.PathLike[str], outcome: Outcome) -> Path:
+def save(path: str | os.PathLike[str], outcome: Outcome[Plan]) -> Path:
     """Write a checkpoint: a folder with `model.safetensors`, `plan.json` and `run.json`.
 
     A checkpoint that stands there already is replaced in one step: at every moment, and after any interruption, the
@@ -84,7 +84,7 @@ def program_digest(model: nn.Module) -> str | None:
     ).hexdigest()
 
 
-def _described(outcome: Outcome, tensors: dict[Held, Tensor], plan: bytes) -> SavedRun:
+def _described(outcome: Outcome[Plan], tensors: dict[Held, Tensor], plan: bytes) -> SavedRun:
     saved = {name for held in tensors for name in held.names}
     return SavedRun(
         settings=outcome.settings,

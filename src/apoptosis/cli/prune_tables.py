@@ -21,7 +21,7 @@ from apoptosis.criteria import CRITERIA
 from apoptosis.errors import BudgetError
 from apoptosis.planning import Budget, Selection, check_reachable
 from apoptosis.records import Outcome
-from apoptosis.structure import Group, Structure
+from apoptosis.structure import Group, Plan, Structure
 from apoptosis.training import Evaluation
 from apoptosis.workflow import DEFAULT_CRITERION, DEFAULT_STEPS
 
@@ -39,7 +39,7 @@ class PruneResult:
 
     options: PruneOptions
     named: NamedModel
-    outcome: Outcome
+    outcome: Outcome[Plan]
     before: Evaluation | None
     after: Evaluation | None
     seconds: float
@@ -266,7 +266,7 @@ def _command(options: PruneOptions) -> str:
     return shlex.join(words)
 
 
-def _spending_table(outcome: Outcome) -> Table:
+def _spending_table(outcome: Outcome[Plan]) -> Table:
     table = _table(
         ("", "left"), ("asked", "right"), ("got", "right"), ("dense", "right"), ("left", "right")
     )
@@ -290,7 +290,7 @@ def _evaluation_table(on: str, before: Evaluation, after: Evaluation) -> Table:
     return table
 
 
-def _widths_table(outcome: Outcome) -> Table:
+def _widths_table(outcome: Outcome[Plan]) -> Table:
     table = _table(("group", "left"), ("before", "right"), ("after", "right"))
     counts = outcome.plan.counts()
     for name, size in outcome.plan.sizes.items():
@@ -305,7 +305,7 @@ def _table(*columns: tuple[str, str]) -> Table:
     return table
 
 
-def _delivered(outcome: Outcome) -> str:
+def _delivered(outcome: Outcome[Plan]) -> str:
     plan = outcome.plan
     if plan.delivery == "module":
         return f"Delivered as a module: {type(outcome.model).__name__}, running its own code."

@@ -10,6 +10,7 @@ from apoptosis.criteria.data_free import magnitude, random
 from apoptosis.criteria.oba import oba
 from apoptosis.criteria.obd import obd
 from apoptosis.criteria.ranking import spearman, unit_truth
+from apoptosis.criteria.saliency import SALIENCIES, Saliency, find_saliency, saliencies
 from apoptosis.criteria.scores import Scores
 from apoptosis.criteria.table import CRITERIA, Criterion, find_criterion
 from apoptosis.criteria.taylor import taylor, taylor_units
@@ -17,15 +18,19 @@ from apoptosis.criteria.taylor import taylor, taylor_units
 __all__ = [
     "AGGREGATIONS",
     "CRITERIA",
+    "SALIENCIES",
     "Aggregation",
     "Criterion",
+    "Saliency",
     "Scores",
     "UnitScores",
     "find_criterion",
+    "find_saliency",
     "magnitude",
     "oba",
     "obd",
     "random",
+    "saliencies",
     "spearman",
     "taylor",
     "taylor_units",

@@ -3,7 +3,7 @@
 None changes the networks it is given, and none needs labels unless it says so.
 """
 
-from apoptosis.repair.batch_norm import batch_norm
+from apoptosis.repair.batch_norm import batch_norm, check_has_batch_norms
 from apoptosis.repair.table import REPAIRS, Repair, find_repair
 
-__all__ = ["REPAIRS", "Repair", "batch_norm", "find_repair"]
+__all__ = ["REPAIRS", "Repair", "batch_norm", "check_has_batch_norms", "find_repair"]

@@ -17,38 +17,30 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from apoptosis.errors import DataError, ModelError
+from apoptosis.masks import MaskPlan
 from apoptosis.modes import in_eval_mode
 from apoptosis.progress import track
-from apoptosis.structure import Plan, copy_with
+from apoptosis.structure import CutProgram, Plan, copy_with
 from apoptosis.task import Batch, Task
 
-__all__ = ["batch_norm"]
+__all__ = ["batch_norm", "check_has_batch_norms"]
 
 
 def batch_norm(
     dense: nn.Module,  # noqa: ARG001 - called like every repair
     small: nn.Module,
-    plan: Plan,
+    plan: Plan | MaskPlan,  # noqa: ARG001
     batches: Iterable[Batch],
     task: Task | None = None,
 ) -> nn.Module:
     """A copy of `small` whose batch norms have the statistics of these data.
 
     Raises:
-        ModelError: it has no batch norms with statistics, or is a program, whose norms are no modules.
         DataError: there are no samples, or a batch holds too few to have a variance.
     """
     task = task or Task.classification()
     mended = copy_with(small, {})
-    norms = [m for m in mended.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    if not norms:
-        why = (
-            " It was delivered as a program, which has none." if plan.delivery == "program" else ""
-        )
-        raise ModelError(
-            f"Statistics of batch norms were to be measured anew, and {type(small).__name__} has no such module.{why} "
-            "Leave this repair out."
-        )
+    norms = check_has_batch_norms(mended)
     totals = [_Total() for _ in norms]
     with in_eval_mode(mended), torch.no_grad(), _measuring(norms, totals):
         for batch in track(batches, "measuring batch norms"):
@@ -63,6 +55,23 @@ def batch_norm(
         if total.count:
             total.write_to_(norm)
     return mended
+
+
+def check_has_batch_norms(model: nn.Module) -> list[_BatchNorm]:
+    """Those with statistics.
+
+    Raises:
+        ModelError: there are none, or the model is a program, whose norms are no modules.
+    """
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    if not norms:
+        is_program = isinstance(model, CutProgram)
+        why = " It was delivered as a program, which has none." if is_program else ""
+        raise ModelError(
+            f"Statistics of batch norms were to be measured anew, and {type(model).__name__} has no such module.{why} "
+            "Leave this repair out."
+        )
+    return norms
 
 
 class _Total:

@@ -7,13 +7,16 @@ from typing import TypeAlias
 from torch import nn
 
 from apoptosis.errors import ConfigError
+from apoptosis.masks import MaskPlan
 from apoptosis.repair.batch_norm import batch_norm
 from apoptosis.structure import Plan
 from apoptosis.task import Batch, Task
 
 __all__ = ["REPAIRS", "Repair", "find_repair"]
 
-Repair: TypeAlias = Callable[[nn.Module, nn.Module, Plan, Iterable[Batch], Task | None], nn.Module]
+Repair: TypeAlias = Callable[
+    [nn.Module, nn.Module, Plan | MaskPlan, Iterable[Batch], Task | None], nn.Module
+]
 
 REPAIRS = MappingProxyType({"batch_norm": batch_norm})
 

@@ -13,7 +13,14 @@ from apoptosis.errors import ApoptosisError, ConfigError, DataError
 from apoptosis.planning import Budget, Selection
 from apoptosis.task import Batch, Task
 
-__all__ = ["check_choices", "check_data", "failures_explained", "first_sample"]
+__all__ = [
+    "check_choices",
+    "check_data",
+    "check_number",
+    "check_task",
+    "failures_explained",
+    "first_sample",
+]
 
 
 def check_data(batches: Any) -> None:
@@ -44,8 +51,8 @@ def check_choices(budget: Any, steps: Any, repair: Any, task: Any, selection: An
     Raises:
         ConfigError: one is.
     """
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise ConfigError(f"steps={steps!r} was asked for; it is a whole number from 1 on.")
+    check_number("steps", steps)
+    check_task(task)
     if not isinstance(budget, Budget):
         raise ConfigError(
             f"The budget is {budget!r}; say of what that share may stay: Budget(flops=0.5)."
@@ -54,13 +61,31 @@ def check_choices(budget: Any, steps: Any, repair: Any, task: Any, selection: An
         raise ConfigError(f"repair={repair!r} is one text; a list is meant: repair=[{repair!r}].")
     if not hasattr(repair, "__iter__"):
         raise ConfigError(f"repair={repair!r} was asked for; it is a list of repairs: repair=[…].")
-    if task is not None and not isinstance(task, Task):
-        raise ConfigError(
-            f"The task is a {type(task).__name__}; make one: Task.classification(), Task.language_model()."
-        )
     if selection is not None and not isinstance(selection, Selection):
         raise ConfigError(
             f"selection={selection!r} was asked for; make one: Selection(round_to=8)."
+        )
+
+
+def check_number(what: str, value: Any) -> None:
+    """Refuse what is no number of steps or stages.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{what}={value!r} was asked for; it is a whole number from 1 on.")
+
+
+def check_task(task: Any) -> None:
+    """Refuse what is no task.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if task is not None and not isinstance(task, Task):
+        raise ConfigError(
+            f"The task is a {type(task).__name__}; make one: Task.classification(), Task.language_model()."
         )
 
 

@@ -29,7 +29,7 @@ from apoptosis.planning import (
 from apoptosis.progress import track
 from apoptosis.records import Outcome, ScoreSummary, StepRecord
 from apoptosis.repair import Repair, find_repair
-from apoptosis.structure import Structure, cut, trace
+from apoptosis.structure import Plan, Structure, cut, trace
 from apoptosis.task import Batch, Task
 from apoptosis.workflow.arguments import (
     check_choices,
@@ -58,7 +58,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     selection: Selection | None = None,
     repair: Iterable[Repair | str] = (),
     example_inputs: Any = None,
-) -> Outcome:
+) -> Outcome[Plan]:
     """A smaller network that meets the budget; the given one is untouched.
 
     Args:
