@@ -5,11 +5,13 @@ and gets no gradient: the gradient is masked as it arrives, before anybody clips
 optimiser that treats entries one by one then leaves the weight, its momentum and its moments at zero, weight decay or
 not. One that mixes entries (Muon) is told by `mask_optimizer_`.
 
-The masks go with `copy.deepcopy` and pickles of the model. Loading a state dict zeroes again what it brings.
+The masks go with `copy.deepcopy` and pickles of the model. Loading a state dict zeroes again what it brings. A
+parameter that is replaced by another one has no masks until `mask_` is called again.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from apoptosis.errors import ConfigError
 from apoptosis.masks.plan import Mask, MaskPlan, check_fits
-from apoptosis.structure import copy_with, model_tensors
+from apoptosis.structure import copy_with
 
 __all__ = ["mask", "mask_", "mask_optimizer_", "masks_of", "release_"]
 
@@ -54,14 +56,23 @@ def mask_(model: AnyModel, masks: MaskPlan) -> AnyModel:
     release_(model)
     keeper = _Keeper(masks, {name: held[name] for name in masks.masks})
     setattr(model, _PLACE, keeper)
-    model.register_load_state_dict_post_hook(keeper.after_load)
+    for path, module in model.named_modules():
+        own = {
+            name.rpartition(".")[2]: name for name in masks.masks if name.rpartition(".")[0] == path
+        }
+        if own:
+            module.register_load_state_dict_post_hook(_Reload(keeper, own))
     return model
 
 
 def masks_of(model: nn.Module) -> MaskPlan | None:
-    """The masks that a model keeps."""
+    """The masks that a model keeps; none if a masked parameter was replaced by another since."""
     keeper = getattr(model, _PLACE, None)
-    return keeper.masks if isinstance(keeper, _Keeper) else None
+    if not isinstance(keeper, _Keeper):
+        return None
+    held = dict(model.named_parameters(remove_duplicate=False))
+    same = all(held.get(name) is weight for name, weight in keeper.weights.items())
+    return keeper.masks if same else None
 
 
 def release_(model: AnyModel) -> AnyModel:
@@ -70,10 +81,11 @@ def release_(model: AnyModel) -> AnyModel:
     if isinstance(keeper, _Keeper):
         keeper.let_go()
         delattr(model, _PLACE)
-        hooks = model._load_state_dict_post_hooks
-        for number, hook in list(hooks.items()):
-            if getattr(hook, "__self__", None) is keeper:
-                del hooks[number]
+        for module in model.modules():
+            hooks = module._load_state_dict_post_hooks
+            for number, hook in list(hooks.items()):
+                if isinstance(hook, _Reload) and hook.keeper is keeper:
+                    del hooks[number]
     return model
 
 
@@ -93,22 +105,16 @@ def mask_optimizer_(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
             "`mask_(model, masks)`."
         )
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    own = [name for name, weight in keeper.weights.items() if id(weight) in trained]
-    if not own:
+    if not any(id(weight) in trained for weight in keeper.weights.values()):
         raise ConfigError(
             f"The optimiser trains none of the {len(keeper.weights)} masked weights of {type(model).__name__}. Pass "
             "the model it was made for."
         )
 
     def clear(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        for name in own:
-            if (weight := keeper.weights.get(name)) is None:
-                continue  # released since
-            zero_ = keeper.gone[name].zero_
-            zero_(weight)
-            for item in optimizer.state.get(weight, {}).values():
-                if isinstance(item, Tensor) and item.shape == weight.shape:
-                    zero_(item)
+        now = getattr(model, _PLACE, None)  # masks may have been replaced since, or released
+        if isinstance(now, _Keeper):
+            now.clear_(optimizer, trained)
 
     clear(optimizer)
     optimizer.register_step_post_hook(clear)
@@ -149,10 +155,20 @@ class _Keeper:
             hook.remove()
         self.weights, self.gone, self._hooks = {}, {}, []
 
-    def after_load(self, model: nn.Module, _: Any) -> None:
-        """A state dict may have brought other numbers, or other tensors (`assign=True`)."""
-        held = model_tensors(model)
-        weights = {name: held[name] for name in self.weights if name in held}
+    def clear_(self, optimizer: torch.optim.Optimizer, trained: Set[int]) -> None:
+        """Zero removed weights and what the optimiser remembers of them."""
+        for name, weight in self.weights.items():
+            if id(weight) in trained:
+                own = optimizer.state.get(weight, {}).values()
+                for item in (weight, *own):
+                    if isinstance(item, Tensor) and item.shape == weight.shape:
+                        self.gone[name].zero_(item)
+
+    def take_again(self, weights: dict[str, Tensor]) -> None:
+        """Of some weights, which may be other tensors by now."""
+        weights = self.weights | {
+            name: own for name, own in weights.items() if name in self.weights
+        }
         self.let_go()
         self._take(weights)
 
@@ -172,13 +188,29 @@ class _Keeper:
         weights = {name: copy.deepcopy(weight, memo) for name, weight in self.weights.items()}
         # A cut on the way (`copy_with`) makes another network, which these masks are not for.
         fits = all(weight.shape == self._masks[name].shape for name, weight in weights.items())
-        return _Keeper(self.masks, weights) if fits else _Keeper(None, {})
+        own = {n: weight for n, weight in weights.items() if weight is not self.weights[n]}
+        return _Keeper(self.masks, own) if fits else _Keeper(None, {})
 
     def __getstate__(self) -> dict[str, Any]:
         return {"masks": self.masks, "weights": self.weights}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)
+
+
+@dataclass(frozen=True)
+class _Reload:
+    """A hook on a module that holds masked weights: a state dict may bring other numbers, or other tensors."""
+
+    keeper: _Keeper
+    own: dict[str, str]
+    """Names of its parameters in the model, by their names here."""
+
+    def __call__(self, module: nn.Module, _: Any) -> None:
+        held = dict(module.named_parameters(recurse=False))
+        self.keeper.take_again(
+            {whole: held[name] for name, whole in self.own.items() if name in held}
+        )
 
 
 def _hooked(weight: Tensor, gone: _Gone) -> RemovableHandle:

@@ -1,7 +1,8 @@
 """Which weights may go one by one, and along which of their dimensions a layer reads its inputs.
 
 Unless names say otherwise these are the weights of layers: trained floating-point parameters of two and more dimensions
-that are called `…weight…`. Biases, norms, embeddings and positions stay: they are few, and each does much.
+that are called `…weight…`. Biases, norms, embeddings and positions stay: they are few, and each does much. Whoever
+wants one of them gone names it in full.
 """
 
 from collections.abc import Iterable, Mapping
@@ -38,8 +39,8 @@ def maskable(model: nn.Module, names: Iterable[str] = ("*",)) -> dict[str, Layer
 
     Args:
         model: any module.
-        names: patterns of names; `!pattern` leaves out. A pattern other than `*` may name any trained floating-point
-            parameter, a bias too.
+        names: patterns of names; `!pattern` leaves out. Patterns choose among the weights of layers; a full name may be
+            any trained floating-point parameter's, a bias too.
 
     Raises:
         ConfigError: a pattern fits nothing, or nothing is chosen.
@@ -55,13 +56,12 @@ def maskable(model: nn.Module, names: Iterable[str] = ("*",)) -> dict[str, Layer
     for pattern in (*wanted, *unwanted):
         if pattern != "*" and not any(_fits(own, pattern) for own in held):
             raise ConfigError(
-                f"The pattern {pattern!r} fits no trained weight of {type(model).__name__}. There are "
-                f"{_some([own[0][0] for own in held])}."
+                f"The pattern {pattern!r} fits no trained weight of a layer of {type(model).__name__}. There are "
+                f"{_some([own[0][0] for own in held if _is_layer_weight(own)])}; others are named in full."
             )
     found: dict[str, Layer] = {}
     for own in held:
-        by_name = any(_fits(own, pattern) for pattern in wanted if pattern != "*")
-        chosen = by_name or ("*" in wanted and _is_layer_weight(own))
+        chosen = any(_fits(own, pattern) for pattern in wanted)
         if chosen and not any(_fits(own, pattern) for pattern in unwanted):
             (first, holder), shape = (
                 own[0],
@@ -99,7 +99,9 @@ def _is_layer_weight(places: Places) -> bool:
 
 
 def _fits(places: Places, pattern: str) -> bool:
-    return any(fnmatchcase(name, pattern) for name, _ in places)
+    if any(name == pattern for name, _ in places):
+        return True
+    return _is_layer_weight(places) and any(fnmatchcase(name, pattern) for name, _ in places)
 
 
 def _input_dim(holder: nn.Module, shape: tuple[int, ...]) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from apoptosis.errors import BudgetError, NonFiniteError, PlanMismatchError
+from apoptosis.errors import BudgetError, ConfigError, NonFiniteError, PlanMismatchError
 from apoptosis.masks import Layer, Mask, MaskPlan, Pattern, check_fits, identity_masks
 from apoptosis.planning.sparsity import Sparsity, num_of
 from apoptosis.planning.thresholds import threshold
@@ -42,6 +42,10 @@ def make_masks(
     >>> masks.kept("weight")
     tensor([[ True,  True,  True, False]])
     """
+    if not isinstance(sparsity, Sparsity):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(
+            f"The sparsity is {sparsity!r}; say what share of the weights may stay: Sparsity(keep=0.1)."
+        )
     layers = sparsity.layers(model)
     before = identity_masks(model, sparsity.names)
     if start is not None:
@@ -73,6 +77,11 @@ class _Chosen:
         num_left = sum(self._before.masks[name].num_kept for name in names)
         if num >= num_left:
             return {name: self._before.masks[name] for name in names}
+        if num == 0:
+            nothing = {
+                name: torch.zeros(self._layers[name].shape, dtype=torch.bool) for name in names
+            }
+            return {name: Mask.of(self._layers[name].names, own) for name, own in nothing.items()}
         cut, made = threshold(alive, num), dict[str, Mask]()
         for name in names:
             kept, cut = cut.kept(self._values[name], self.alive(name))
@@ -119,13 +128,14 @@ def _shares(sparsity: Sparsity, layers: Mapping[str, Layer]) -> list[tuple[list[
         return [([name], num_of(share, numel[name])) for name, share in shares.items()]
     alone = {name: num_of(share, numel[name]) for name, share in fixed.items() if share is not None}
     together = [name for name in layers if name not in alone]
-    total = num_of(sparsity.keep, sum(numel.values()))
+    total = max(1, num_of(sparsity.keep, sum(numel.values())))
     left = total - sum(alone.values())
-    if together and left < 1:
+    most = sum(numel[name] for name in together)
+    if alone and not 0 <= left <= most:
         raise _budget_error(
-            f"keep={sparsity.keep:g} leaves {total:,} of {sum(numel.values()):,} weights, and what shares fix takes "
-            f"{sum(alone.values()):,} of them: nothing is left for {len(together)} other layers. Keep more, or lower "
-            "the shares."
+            f"keep={sparsity.keep:g} leaves {total:,} of {sum(numel.values()):,} weights. The shares fix "
+            f"{sum(alone.values()):,} of them, and the {len(together)} other layers have {most:,}, so {left:,} cannot "
+            f"stay there. Ask for keep={sparsity.most(layers):.4g} or less, and no less than the shares take."
         )
     return [([name], num) for name, num in alone.items()] + ([(together, left)] if together else [])
 
@@ -144,6 +154,10 @@ def _sizes(name: str, layer: Layer, values: Mapping[str, Tensor]) -> Tensor:
         raise PlanMismatchError(
             f"Values were to rank the weights of {name!r}, of shape {layer.shape}, and {what}. They are of another "
             "network: score this one."
+        )
+    if not found.is_floating_point():
+        raise ConfigError(
+            f"The values that rank {name!r} are {found.dtype}; they are floating-point numbers, such as scores."
         )
     wide = found.dtype in (torch.float32, torch.float64)
     sizes = found.detach().abs().to(found.dtype if wide else torch.float32)

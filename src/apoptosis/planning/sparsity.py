@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from math import ceil
+from math import ceil, prod
 from typing import Any
 
 from torch import nn
@@ -90,15 +90,24 @@ class Sparsity:
         found = [share for pattern, share in self.shares.items() if fnmatchcase(name, pattern)]
         return found[-1] if found else None
 
-    def on_the_way(self, progress: float) -> "Sparsity | None":
+    def on_the_way(self, progress: float, layers: Mapping[str, Layer]) -> "Sparsity | None":
         """What holds at a point on the way: every share s is s^progress; None where nothing is to go yet."""
         if not isinstance(self.pattern, Pattern):
             assert self.keep is not None, "one of the two is given"
             shares = {pattern: share**progress for pattern, share in self.shares.items()}
-            return replace(self, keep=self.keep**progress, shares=shares)
+            there = replace(self, shares=shares)
+            keep = self.keep**progress
+            return replace(there, keep=keep if progress == 1 else min(keep, there.most(layers)))
         full = self.pattern
         n = ceil(full.m * full.density**progress - _ROUNDING)
         return replace(self, pattern=Pattern(n, full.m)) if n < full.m else None
+
+    def most(self, layers: Mapping[str, Layer]) -> float:
+        """The largest share of all weights that can stay under the shares fixed for some."""
+        sizes = {name: prod(own.shape) for name, own in layers.items()}
+        fixed = {name: self.share(name) for name in layers}
+        stay = [n if (s := fixed[name]) is None else num_of(s, n) for name, n in sizes.items()]
+        return sum(stay) / max(1, sum(sizes.values()))
 
     def _check_shares(self) -> None:
         if not isinstance(self.shares, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -119,8 +128,8 @@ class Sparsity:
 
 
 def num_of(share: float, total: int) -> int:
-    """A share of a number of weights, rounded down; one stays."""
-    return min(total, max(1, int(share * total + _ROUNDING)))
+    """A share of a number of weights, rounded down."""
+    return min(total, int(share * total + _ROUNDING))
 
 
 def _check_divides(pattern: Pattern, layers: Mapping[str, Layer]) -> None:

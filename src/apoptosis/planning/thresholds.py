@@ -47,6 +47,7 @@ def threshold(values: Iterable[Tensor], num_kept: int) -> Threshold:
     >>> threshold([torch.tensor([3.0, 1.0]), torch.tensor([1.0, 2.0])], 3)
     Threshold(value=1.0, num_equal=1)
     """
+    values = list(values) if isinstance(values, Iterator) else values
     dtype = next(iter(values)).dtype
     prefix, left = 0, num_kept
     for shift in reversed(range(0, torch.iinfo(_INTEGERS[dtype]).bits, _DIGIT)):
@@ -63,9 +64,10 @@ def _digit_counts(values: Iterable[Tensor], prefix: int, shift: int) -> Tensor:
     """How often each digit occurs at `shift` in the numbers that begin with `prefix`."""
     counts = torch.zeros(2**_DIGIT, dtype=torch.int64)
     for chunk in _chunks(values):
-        bits = chunk.view(_INTEGERS[chunk.dtype])
-        digits = bits >> shift
-        if shift + _DIGIT < torch.iinfo(bits.dtype).bits:
+        integers = _INTEGERS[chunk.dtype]
+        limits = torch.iinfo(integers)
+        digits = (chunk.view(integers) & limits.max) >> shift  # without the sign of −0.0
+        if shift + _DIGIT < limits.bits:
             digits = digits[digits >> _DIGIT == prefix]
         digits &= 2**_DIGIT - 1
         counts += torch.bincount(digits, minlength=2**_DIGIT).cpu()

@@ -94,8 +94,8 @@ def sparsify(  # noqa: PLR0913 - each word is one a user may want to say, and no
     history: list[StepRecord] = []
     for stage in track(range(1, stages + 1), f"sparsifying by {how.name}"):
         start = time.perf_counter()
-        here = sparsity.on_the_way(stage / stages)
-        before = sparsity.on_the_way((stage - 1) / stages)
+        here = sparsity.on_the_way(stage / stages, layers)
+        before = sparsity.on_the_way((stage - 1) / stages, layers)
         if here is None or (sparsity.pattern is not None and here == before):
             continue  # whole weights of a pattern go at some stages only
         with failures_explained(how.name):
