@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from apoptosis import criteria, errors
-    from apoptosis.checkpoint import load, load_outcome, save
+    from apoptosis.checkpoint import load, load_masks, load_outcome, save, save_masks
     from apoptosis.criteria import Aggregation, Scores, UnitScores, unit_scores
     from apoptosis.curvature import (
         Curvature,
@@ -53,6 +53,7 @@ __all__ = [
     "import_masks",
     "layer_tangents",
     "load",
+    "load_masks",
     "load_outcome",
     "make_masks",
     "make_plan",
@@ -63,6 +64,7 @@ __all__ = [
     "prune",
     "reference_product",
     "save",
+    "save_masks",
     "sparsify",
     "trace",
     "unit_scores",
@@ -106,6 +108,7 @@ _ROOMS = {
     "import_masks": "masks",
     "layer_tangents": "curvature",
     "load": "checkpoint",
+    "load_masks": "checkpoint",
     "load_outcome": "checkpoint",
     "make_masks": "planning",
     "make_plan": "planning",
@@ -116,6 +119,7 @@ _ROOMS = {
     "prune": "workflow",
     "reference_product": "curvature",
     "save": "checkpoint",
+    "save_masks": "checkpoint",
     "sparsify": "workflow",
     "trace": "structure",
     "unit_scores": "criteria",

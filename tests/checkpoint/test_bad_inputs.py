@@ -86,9 +86,9 @@ def test_json_of_somebody_else(path, text):
 
 
 def test_a_newer_format(path):
-    resealed(path, format=2)
+    resealed(path, format=3)
     with pytest.raises(
-        CheckpointError, match="format 2; .* newer version: upgrade torch-apoptosis"
+        CheckpointError, match="format 3; .* newer version: upgrade torch-apoptosis"
     ):
         read_run(path)
 

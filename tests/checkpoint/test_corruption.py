@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from apoptosis.checkpoint import load, save
-from apoptosis.checkpoint.folders import MEMBERS
 from apoptosis.errors import CheckpointError
+from apoptosis.masks import masks_of
+from apoptosis.records import Outcome
 from oracles.checkpoints import assert_same_network
+from oracles.masked_networks import masked
 from oracles.small_networks import Convolutions, Counting, InCode, pruned
 
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 8 * 8).view(2, 3, 8, 8)
@@ -86,16 +88,25 @@ KINDS: tuple[Callable[[bytearray, random.Random], bytearray], ...] = (
 )
 
 
+def cut_pair(make: type, inputs: torch.Tensor) -> tuple[Outcome, Outcome]:
+    other = pruned(make, inputs, plan=lambda s: s.plan({s.groups[0].name: [0]}))
+    return pruned(make, inputs), other
+
+
+def masked_pair(make: type, inputs: torch.Tensor) -> tuple[Outcome, Outcome]:
+    return masked(make), masked(make, keep=0.31)
+
+
+def files_of(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(path.iterdir())}
+
+
 def try_damage(
-    folder: Path, make: type, inputs: torch.Tensor, times: int, seed: int
+    folder: Path, pair: Callable, make: type, inputs: torch.Tensor, times: int, seed: int
 ) -> Counter[str]:
-    outcome = pruned(make, inputs)
+    outcome, another = pair(make, inputs)
     path, dense = save(folder / "run", outcome), make()
-    whole = {name: (path / name).read_bytes() for name in MEMBERS}
-    other = save(
-        folder / "other", pruned(make, inputs, plan=lambda s: s.plan({s.groups[0].name: [0]}))
-    )
-    others = {name: (other / name).read_bytes() for name in MEMBERS}
+    whole, others = files_of(path), files_of(save(folder / "other", another))
     rng, seen = random.Random(seed), Counter[str]()
     for _ in range(times):
         damaged = damage(dict(whole), others, rng, seen)
@@ -108,39 +119,50 @@ def try_damage(
         else:
             seen["whole"] += 1
             assert_same_network(found, outcome.model, inputs)
+            if pair is masked_pair:
+                assert masks_of(found).same_as(outcome.plan)
     return seen
 
 
 def damage(
     files: dict[str, bytes], others: dict[str, bytes], rng: random.Random, seen: Counter[str]
 ) -> dict[str, bytes]:
-    choice = rng.random()
+    choice, members = rng.random(), list(files)
     if choice < 0.03:
-        one, two = rng.sample(MEMBERS, 2)
+        one, two = rng.sample(members, 2)
         files[one], files[two] = files[two], files[one]
         seen["swapped"] += 1
     elif choice < 0.06:
-        for name in rng.sample(MEMBERS, rng.choice((1, 2))):
+        for name in rng.sample(members, rng.choice((1, 2))):
             files[name] = others[name]
         seen["of another checkpoint"] += 1
     else:
-        name, kind = rng.choice(MEMBERS), rng.choice(KINDS)
+        name, kind = rng.choice(members), rng.choice(KINDS)
         files[name] = bytes(kind(bytearray(files[name]), rng))
         seen[f"{name} {kind.__name__}"] += 1
     return files
 
 
-@pytest.mark.parametrize(("make", "inputs"), [(Convolutions, IMAGES), (InCode, ROWS)])
-def test_damage_is_refused_or_harmless(tmp_path, make, inputs):
-    seen = try_damage(tmp_path, make, inputs, 750, 0)
+@pytest.mark.parametrize(
+    ("pair", "make", "inputs"),
+    [
+        (cut_pair, Convolutions, IMAGES),
+        (cut_pair, InCode, ROWS),
+        (masked_pair, Convolutions, IMAGES),
+    ],
+    ids=["module", "program", "masked"],
+)
+def test_damage_is_refused_or_harmless(tmp_path, pair, make, inputs):
+    seen = try_damage(tmp_path, pair, make, inputs, 750, 0)
     assert seen["refused"] > 700
     assert seen["whole"] > 0, "a digit replaced by itself changes nothing"
     assert len(seen) == 3 * (len(set(KINDS))) + 4
 
 
 @pytest.mark.slow
-def test_ten_thousand_times(tmp_path):
-    seen = try_damage(tmp_path, Counting, ROWS, 10_000, 1)
+@pytest.mark.parametrize("pair", [cut_pair, masked_pair], ids=["cut", "masked"])
+def test_ten_thousand_times(tmp_path, pair):
+    seen = try_damage(tmp_path, pair, Counting, ROWS, 10_000, 1)
     assert seen["refused"] > 9_000
 
 

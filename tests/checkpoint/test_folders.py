@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,11 @@ import torch
 from apoptosis.checkpoint import folders, load, loading, read_run, save
 from apoptosis.checkpoint.folders import find_folder
 from apoptosis.errors import CheckpointError
+from apoptosis.masks import Mask, MaskPlan, mask, masks_of
 from apoptosis.records import Outcome
+from apoptosis.structure import Structure
 from oracles.checkpoints import assert_same_network
+from oracles.masked_networks import masked
 from oracles.small_networks import Counting, pruned
 from oracles.untouched import Snapshot
 
@@ -35,9 +39,10 @@ def old() -> Outcome:
     return make(3)
 
 
-@pytest.fixture
-def new() -> Outcome:
-    return make(5)
+@pytest.fixture(params=["cut", "masked"])
+def new(request) -> Outcome:
+    """What takes the place of the old one, of either kind."""
+    return make(5) if request.param == "cut" else masked(Counting)
 
 
 @pytest.fixture(params=["exchange", "step aside"])
@@ -260,17 +265,41 @@ def test_what_is_read_while_others_write_is_whole(tmp_path, old, new, way):
     finally:
         stop.set()
         writer.join()
-    assert widths <= {3, 5}
+    assert widths <= {3, new.model.a.out_features}
 
 
-@pytest.mark.parametrize("moment", ["parse_run", "_check_unchanged", "read_weights"])
-def test_a_checkpoint_replaced_in_the_middle_of_a_load_is_not_mixed(
-    tmp_path, monkeypatch, old, way, moment
-):
+def moved(outcome: Outcome) -> Outcome:
     """The dangerous case: a network of the same names and shapes, so that only numbers tell them apart."""
-    new = Outcome(copy.deepcopy(old.model), old.plan)
+    new = replace(outcome, model=copy.deepcopy(outcome.model))
     with torch.no_grad():
-        new.model.a.weight.add_(1)
+        new.model.a.weight.mul_(2)
+    return new
+
+
+def turned(outcome: Outcome) -> Outcome:
+    """As many weights stay, and others."""
+    plan = outcome.plan
+    masks = {key: Mask.of(own.names, own.kept().flip(0)) for key, own in plan.masks.items()}
+    other = MaskPlan(masks, plan.fingerprint)
+    return replace(outcome, model=mask(Counting(), other).eval(), plan=other)
+
+
+@pytest.mark.parametrize("moment", ["parse_run", "_check_unchanged", "read_part", "read_weights"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (lambda: make(3), lambda: moved(make(3))),
+        (lambda: masked(Counting), lambda: moved(masked(Counting))),
+        (lambda: masked(Counting), lambda: turned(masked(Counting))),
+        (lambda: pruned(Counting, ROWS, plan=Structure.identity), lambda: masked(Counting)),
+        (lambda: masked(Counting), lambda: pruned(Counting, ROWS, plan=Structure.identity)),
+    ],
+    ids=["cut", "masked", "other masks", "cut, then masked", "masked, then cut"],
+)
+def test_a_checkpoint_replaced_in_the_middle_of_a_load_is_not_mixed(
+    tmp_path, monkeypatch, before, after, way, moment
+):
+    old, new = before(), after()
     path, original, calls = save(tmp_path / "run", old), getattr(loading, moment), []
 
     def replaced(*arguments):
@@ -283,6 +312,8 @@ def test_a_checkpoint_replaced_in_the_middle_of_a_load_is_not_mixed(
     found = load(path, dense=Counting)
     expected = new if torch.equal(found.a.weight, new.model.a.weight) else old
     assert_same_network(found, expected.model, ROWS)
+    kept = masks_of(found)
+    assert kept is None or kept.same_as(expected.plan)
 
 
 def test_many_may_save_at_once(tmp_path, old, new):
@@ -301,12 +332,13 @@ def test_many_may_save_at_once(tmp_path, old, new):
     for writer in writers:
         writer.join()
     assert failures == []
-    assert load(path, dense=Counting).a.out_features in (3, 5)
+    assert load(path, dense=Counting).a.out_features in (3, new.model.a.out_features)
     assert list(tmp_path.iterdir()) == [path]
 
 
 SERVER = """
 import os, sys
+from oracles.masked_networks import masked
 from oracles.small_networks import Counting, pruned
 from apoptosis.checkpoint import folders, save
 import torch
@@ -322,6 +354,7 @@ for line in sys.stdin:
         while True:
             save(sys.argv[1], new)
             save(sys.argv[1], old)
+            save(sys.argv[1], masked(Counting))
     print(child, flush=True)
     os.waitpid(child, 0)
     print("gone", flush=True)
@@ -330,7 +363,8 @@ for line in sys.stdin:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("way", ["exchange", "step aside"])
-def test_a_killed_process_leaves_a_whole_checkpoint(tmp_path, old, new, way):
+def test_a_killed_process_leaves_a_whole_checkpoint(tmp_path, old, way):
+    outcomes = {3: old, 5: make(5), 8: masked(Counting)}
     path, rng = tmp_path / "run", random.Random(0)
     tests = Path(__file__).parents[1]
     server = subprocess.Popen(
@@ -356,11 +390,11 @@ def test_a_killed_process_leaves_a_whole_checkpoint(tmp_path, old, new, way):
             kills += 1
             leftovers += any(".saving-" in item.name for item in tmp_path.iterdir())
             found = load(path, dense=Counting)
-            assert_same_network(found, {3: old, 5: new}[found.a.out_features].model, ROWS)
+            assert_same_network(found, outcomes[found.a.out_features].model, ROWS)
     finally:
         server.kill()
         server.communicate()
     assert leftovers, "no kill came in the middle of a save"
-    save(path, new)
-    assert_holds(path, new)
+    save(path, old)
+    assert_holds(path, old)
     assert list(tmp_path.iterdir()) == [path]

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from apoptosis.checkpoint.number_types import CODES
 from apoptosis.checkpoint.weights import (
-    CODES,
     Held,
     fills_memory,
     held_tensors,

@@ -28,8 +28,8 @@ except ImportError:  # Windows has no such locks; leftovers stay there
 
 __all__ = ["MEMBERS", "find_folder", "real_folder", "replace_folder", "sync_file"]
 
-MEMBERS = ("model.safetensors", "plan.json", "run.json")
-"""What a checkpoint consists of; nothing else is ever removed."""
+MEMBERS = ("model.safetensors", "plan.json", "masks.safetensors", "run.json")
+"""What a checkpoint may consist of, with one of the two in the middle; nothing else is ever removed."""
 
 RENAME_EXCHANGE = 2
 AT_FDCWD = -100

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apoptosis.checkpoint.weights import dtype_name
+from apoptosis.checkpoint.number_types import dtype_name
 from apoptosis.errors import CheckpointError
 
 __all__ = ["describe", "zeros_like_description"]

@@ -1,6 +1,7 @@
 """`load` and `read_run`: what a checkpoint holds, once it is known to be what was saved.
 
-Nothing is trusted before its checksum has been compared: `run.json` vouches for itself and for the two other files. A
+Nothing is trusted before its checksum has been compared: `run.json` vouches for itself and for the two other files. Its
+format number says whether the plan among them is a cut or masks. A
 header of `model.safetensors` that says anything is never acted upon.
 """
 
@@ -16,25 +17,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from apoptosis.checkpoint.folders import MEMBERS, find_folder, real_folder
+from apoptosis.checkpoint.folders import find_folder, real_folder
 from apoptosis.checkpoint.inputs import zeros_like_description
+from apoptosis.checkpoint.kinds import KINDS, AnyPlan, Part, read_part
 from apoptosis.checkpoint.rebuilding import rebuild
 from apoptosis.checkpoint.record import SavedRun, parse_run
 from apoptosis.checkpoint.weights import read_weights
-from apoptosis.errors import CheckpointError, PlanMismatchError
+from apoptosis.errors import CheckpointError
 from apoptosis.records import Outcome
-from apoptosis.structure import Plan
 
 __all__ = ["load", "load_outcome", "read_run"]
 
 TRIES = 5
 """As often a checkpoint may be replaced by another process while it is being read."""
 
+WHOLE = "model.safetensors, run.json, and plan.json or masks.safetensors"
+"""What a checkpoint consists of."""
+
 
 @dataclass(frozen=True)
 class _Content:
     run: SavedRun
-    plan: Plan
+    part: Part
     weights: dict[str, Tensor]
 
 
@@ -54,7 +58,7 @@ def load(
             recorded shapes unless given.
 
     Returns:
-        A network of the dense one's class, or a program, as the plan says.
+        A network of the dense one's class, or a program, as the plan says. A masked one keeps its masks.
 
     Raises:
         CheckpointError: this is no checkpoint, it is damaged, or it is one of another network.
@@ -79,7 +83,7 @@ def load_outcome(
     dense: Callable[[], nn.Module] | nn.Module,
     *,
     example_inputs: Any = None,
-) -> Outcome[Plan]:
+) -> Outcome[AnyPlan]:
     """As `load`, with plan, history, what was spent and settings: to train the network on and save it again.
 
     Example inputs come back as zeros of their shapes unless given; None where they held what a checkpoint cannot keep.
@@ -89,7 +93,7 @@ def load_outcome(
         with suppress(CheckpointError):
             example_inputs = zeros_like_description(content.run.example, torch.device("cpu"))
     run = content.run
-    return Outcome(model, content.plan, run.history, run.spent, run.settings, example_inputs)
+    return Outcome(model, content.part.plan, run.history, run.spent, run.settings, example_inputs)
 
 
 def _rebuilt(
@@ -99,7 +103,7 @@ def _rebuilt(
     made = _made(dense)
     on_meta = torch.get_default_device().type == "meta"  # meant for the dense network alone
     with torch.device("cpu") if on_meta else nullcontext():
-        model = rebuild(made, content.plan, content.run, content.weights, example_inputs)
+        model = rebuild(made, content.part, content.run, content.weights, example_inputs)
     return model, content
 
 
@@ -136,16 +140,18 @@ def _identity(folder: Path) -> tuple[int, int, int] | None:
 
 def _read(folder: Path) -> _Content:
     run = _read_record(folder)
-    with _opened(folder / "plan.json") as stream:
+    path = folder / KINDS[run.format].file
+    with _opened(path) as stream:
         _check_unchanged(stream, run)
-        stream.seek(0)
         try:
-            plan = Plan.from_json(stream.read().decode())
-        except (PlanMismatchError, UnicodeDecodeError, OSError) as error:
-            raise CheckpointError(f"{folder / 'plan.json'} cannot be read. {error}") from error
+            stream.seek(0)
+            data = stream.read()
+        except OSError as error:
+            raise CheckpointError(_why_unreadable(path, error)) from error
+    part = read_part(data, run)
     with _opened(folder / "model.safetensors") as stream:
         _check_unchanged(stream, run)
-        return _Content(run, plan, read_weights(stream, run.tensors))
+        return _Content(run, part, read_weights(stream, run.tensors, part.kept))
 
 
 def _read_record(folder: Path) -> SavedRun:
@@ -155,7 +161,7 @@ def _read_record(folder: Path) -> SavedRun:
         )
     if not folder.is_dir():
         raise CheckpointError(
-            f"{folder} is a file; a checkpoint is a folder with {', '.join(MEMBERS)}. Give the folder."
+            f"{folder} is a file; a checkpoint is a folder with {WHOLE}. Give the folder."
         )
     path = folder / "run.json"
     with _opened(path) as stream:
@@ -200,7 +206,7 @@ def _why_unreadable(path: Path, error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
         return (
             f"{path.parent} has no {path.name}: it is no checkpoint of apoptosis, or not a whole one. A checkpoint is "
-            f"a folder with {', '.join(MEMBERS)}."
+            f"a folder with {WHOLE}."
         )
     return f"{path} cannot be read: {error}. Give a checkpoint that may be read."
 

@@ -2,7 +2,8 @@
 
 It is the file that vouches for the others: their lengths and checksums stand in it, and one of its own content.
 So whatever is read from a checkpoint is what was written, or is refused before anybody acts on it. A format number
-comes first; a checkpoint of a format this version does not know is refused in words.
+comes first; a checkpoint of a format this version does not know is refused in words. Format 1 is that of networks whose
+units were cut, format 2 that of masked ones: the first is written as it ever was, so that old versions read it.
 """
 
 import hashlib
@@ -17,13 +18,24 @@ from typing import Any
 import torch
 
 from apoptosis import __version__
-from apoptosis.checkpoint.weights import DTYPES, Held, fills_memory
+from apoptosis.checkpoint.number_types import DTYPES
+from apoptosis.checkpoint.weights import Held, fills_memory
 from apoptosis.errors import CheckpointError
 from apoptosis.records import ScoreSummary, Spending, StepRecord
 
-__all__ = ["FORMAT", "FileSum", "SavedRun", "parse_run", "present_versions", "run_as_json"]
+__all__ = [
+    "CUT",
+    "MASKED",
+    "FileSum",
+    "SavedRun",
+    "parse_run",
+    "present_versions",
+    "run_as_json",
+    "same_versions",
+]
 
-FORMAT = 1
+CUT, MASKED = 1, 2
+"""Format numbers."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +56,7 @@ class SavedRun:
     versions: Mapping[str, str]
     """Of apoptosis, torch and Python, when it was saved."""
     delivery: str
-    """"module" or "program", as the plan's."""
+    """"module" or "program", as the plan's; "masks" where single weights were removed."""
     tensors: tuple[Held, ...]
     """Parameters and persistent buffers of the small network; tied names together."""
     other_dtypes: Mapping[str, str]
@@ -56,7 +68,7 @@ class SavedRun:
     program: str | None
     """Digest of the rewritten program, where there is one."""
     files: Mapping[str, FileSum]
-    format: int = FORMAT
+    format: int
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -80,6 +92,12 @@ def present_versions() -> dict[str, str]:
     return {"apoptosis": __version__, "torch": str(torch.__version__), "python": python}
 
 
+def same_versions(run: SavedRun) -> bool:
+    """Whether a network is traced here as it was then."""
+    here = present_versions()
+    return all(run.versions.get(name) == here[name] for name in ("torch", "apoptosis"))
+
+
 def run_as_json(run: SavedRun) -> str:
     """The text of `run.json`.
 
@@ -97,7 +115,7 @@ def run_as_json(run: SavedRun) -> str:
         "program": run.program,
         "extra_state": dict(run.extra_state),
         "other_dtypes": dict(run.other_dtypes),
-        "tensors": [asdict(held) for held in run.tensors],
+        "tensors": [_held_as_json(held, run.format) for held in run.tensors],
         "files": {name: asdict(own) for name, own in run.files.items()},
     }
     return json.dumps({"checksum": _checksum(content)} | content, indent=1, allow_nan=False) + "\n"
@@ -112,17 +130,17 @@ def parse_run(data: bytes, path: Path) -> SavedRun:
     try:
         content = json.loads(data.decode())
         number, checksum = content["format"], content.pop("checksum")
-        later = number > FORMAT and type(number) is int
+        later = number > MASKED and type(number) is int
     except (LookupError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{path} is no record of a run ({type(error).__name__}: {str(error)[:120]}). Either this is no checkpoint "
             "of apoptosis, or the file was cut short or changed: take another copy of it."
         ) from error
-    if number != FORMAT:
+    if type(number) is not int or number not in (CUT, MASKED):
         newer = "it was written by a newer version: upgrade torch-apoptosis"
         unknown = "there is no such format: the file was changed. Take another copy of it"
         raise CheckpointError(
-            f"{path} has format {str(number)[:20]}; this version reads format {FORMAT}, and "
+            f"{path} has format {str(number)[:20]}; this version reads formats {CUT} and {MASKED}, and "
             f"{newer if later else unknown}."
         )
     try:
@@ -178,6 +196,13 @@ def _step_as_json(step: StepRecord) -> dict[str, Any]:
     }
 
 
+def _held_as_json(held: Held, number: int) -> dict[str, Any]:
+    data = asdict(held)
+    if number == CUT:  # old versions know nothing of it
+        del data["kept"]
+    return data
+
+
 def _number(value: float) -> float | str:
     """JSON has neither infinities nor NaN; `float` reads both forms."""
     return float(value) if math.isfinite(value) else repr(float(value))
@@ -190,7 +215,7 @@ def _read(data: Mapping[str, Any]) -> SavedRun:
         spent=tuple(Spending(**line) for line in data["spent"]),
         versions=dict(data["versions"]),
         delivery=data["delivery"],
-        tensors=tuple(_read_held(held) for held in data["tensors"]),
+        tensors=tuple(_read_held(held, data["format"]) for held in data["tensors"]),
         other_dtypes=dict(data["other_dtypes"]),
         extra_state=dict(data["extra_state"]),
         example=data["example"],
@@ -209,7 +234,7 @@ def _read_step(data: Mapping[str, Any]) -> StepRecord:
     return StepRecord(**(dict(data) | numbers))
 
 
-def _read_held(data: Mapping[str, Any]) -> Held:
+def _read_held(data: Mapping[str, Any], number: int) -> Held:
     shape, strides = tuple(data["shape"]), data["strides"]
     held = Held(
         tuple(data["names"]),
@@ -217,9 +242,12 @@ def _read_held(data: Mapping[str, Any]) -> Held:
         data["dtype"],
         data["requires_grad"] is True,
         None if strides is None else tuple(strides),
+        data["kept"] if number == MASKED else None,
     )
     if held.dtype not in DTYPES or not held.names:
         raise ValueError(f"a tensor {held.names} of type {held.dtype}")
     if held.strides is not None and not fills_memory(shape, held.strides):
         raise ValueError(f"strides {held.strides} of shape {shape}")
+    if held.kept is not None and not (type(held.kept) is int and 0 <= held.kept < math.prod(shape)):
+        raise ValueError(f"{held.kept} numbers of shape {shape}")
     return held

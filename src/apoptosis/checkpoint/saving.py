@@ -4,7 +4,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,23 +14,23 @@ from torch import Tensor, nn
 
 from apoptosis.checkpoint.folders import MEMBERS, real_folder, replace_folder, sync_file
 from apoptosis.checkpoint.inputs import describe
+from apoptosis.checkpoint.kinds import AnyPlan, Part, part_of
+from apoptosis.checkpoint.number_types import dtype_name
+from apoptosis.checkpoint.programs import program_digest
 from apoptosis.checkpoint.record import FileSum, SavedRun, present_versions, run_as_json
-from apoptosis.checkpoint.weights import (
-    Held,
-    dtype_name,
-    held_tensors,
-    num_bytes,
-    write_weights,
-)
+from apoptosis.checkpoint.weights import Held, num_bytes, write_weights
 from apoptosis.errors import CheckpointError
 from apoptosis.records import Outcome
-from apoptosis.structure import CutProgram, Plan, fingerprint_of, model_tensors
+from apoptosis.structure import model_tensors
 
-__all__ = ["program_digest", "save"]
+__all__ = ["save"]
 
 
-def save(path: str | os.PathLike[str], outcome: Outcome[Plan]) -> Path:
+def save(path: str | os.PathLike[str], outcome: Outcome[AnyPlan]) -> Path:
     """Write a checkpoint: a folder with `model.safetensors`, `plan.json` and `run.json`.
+
+    Of a network whose single weights were removed, `masks.safetensors` stands in the place of `plan.json`, and only the
+    weights that stay are written.
 
     A checkpoint that stands there already is replaced in one step: at every moment, and after any interruption, the
     folder is the whole old one or the whole new one.
@@ -58,40 +57,32 @@ def save(path: str | os.PathLike[str], outcome: Outcome[Plan]) -> Path:
     if not isinstance(outcome, Outcome):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise CheckpointError(
             f"A {type(outcome).__name__} was to be saved. A checkpoint also holds the plan that leads to the network: "
-            "give what `prune` or `load_outcome` returned, or Outcome(model, plan)."
+            "give what `prune`, `sparsify` or `load_outcome` returned, or Outcome(model, plan)."
         )
     target = real_folder(path)
-    tensors = held_tensors(outcome.model)
-    _check_fits_plan(outcome.model, tensors, outcome.plan)
-    plan = outcome.plan.to_json().encode()
-    run = _described(outcome, tensors, plan)
+    part = part_of(outcome.plan)
+    tensors = part.tensors_of(outcome.model)
+    plan = part.to_bytes()
+    run = _described(outcome, part, tensors, plan)
     needed = num_bytes(tensors) + len(plan) + len(run_as_json(run))
     try:
         _check_may_be_replaced(target)
-        replace_folder(target, lambda folder: _fill(folder, tensors, plan, run))
+        replace_folder(target, lambda folder: _fill(folder, part, tensors, plan, run))
     except OSError as error:
         raise CheckpointError(_why_not_written(target, needed, error)) from error
     return Path(path).expanduser()
 
 
-def program_digest(model: nn.Module) -> str | None:
-    """Names the operations of a rewritten program, wherever it runs; None for other modules."""
-    if not isinstance(model, CutProgram):
-        return None
-    text = model._graph.python_code("self", verbose=False).src
-    return hashlib.sha256(
-        re.sub(r"device\(type='\w+'(, index=\d+)?\)", "", text).encode()
-    ).hexdigest()
-
-
-def _described(outcome: Outcome[Plan], tensors: dict[Held, Tensor], plan: bytes) -> SavedRun:
+def _described(
+    outcome: Outcome[AnyPlan], part: Part, tensors: dict[Held, Tensor], plan: bytes
+) -> SavedRun:
     saved = {name for held in tensors for name in held.names}
     return SavedRun(
         settings=outcome.settings,
         history=outcome.history,
         spent=outcome.spent,
         versions=present_versions(),
-        delivery=outcome.plan.delivery,
+        delivery=part.delivery,
         tensors=tuple(tensors),
         other_dtypes={
             name: dtype_name(tensor.dtype)
@@ -103,14 +94,17 @@ def _described(outcome: Outcome[Plan], tensors: dict[Held, Tensor], plan: bytes)
         program=program_digest(outcome.model),
         files={
             "model.safetensors": FileSum(num_bytes(tensors), "0" * 64),
-            "plan.json": FileSum(len(plan), hashlib.sha256(plan).hexdigest()),
+            part.file: FileSum(len(plan), hashlib.sha256(plan).hexdigest()),
         },
+        format=part.format,
     )
 
 
-def _fill(folder: Path, tensors: dict[Held, Tensor], plan: bytes, run: SavedRun) -> None:
-    written = write_weights(folder / "model.safetensors", tensors)
-    _write(folder / "plan.json", plan)
+def _fill(
+    folder: Path, part: Part, tensors: dict[Held, Tensor], plan: bytes, run: SavedRun
+) -> None:
+    written = write_weights(folder / "model.safetensors", tensors, part.kept)
+    _write(folder / part.file, plan)
     sums = dict(run.files) | {"model.safetensors": FileSum(num_bytes(tensors), written)}
     _write(folder / "run.json", run_as_json(replace(run, files=sums)).encode())
 
@@ -119,31 +113,6 @@ def _write(path: Path, data: bytes) -> None:
     with path.open("xb") as stream:
         stream.write(data)
         sync_file(stream)
-
-
-def _check_fits_plan(model: nn.Module, tensors: dict[Held, Tensor], plan: Plan) -> None:
-    """The network is what the plan leads to; it would be noticed too late when somebody loads it."""
-    shapes = {name: held.shape for held in tensors for name in held.names}
-    remedy = (
-        "Save the network that was cut, not a wrapper around it, with the plan that cut it (several cuts: "
-        "`first.then(second)`). Nothing was written."
-    )
-    for cut in plan.tensors:
-        for name in cut.names:
-            if shapes.get(name, cut.new_shape) != cut.new_shape:
-                raise CheckpointError(
-                    f"The plan makes {name!r} {cut.new_shape}, but the network's has shape {shapes[name]}: it is not "
-                    f"what this plan leads to. {remedy}"
-                )
-    if fingerprint_of(shapes) != plan.fingerprint_after:
-        raise CheckpointError(
-            f"Names and shapes of the network's tensors are not those that the plan leads to: {type(model).__name__} "
-            f"has {len(shapes)} tensors, the first is {next(iter(shapes), 'none')!r}. {remedy}"
-        )
-    if plan.delivery == "program" and not isinstance(model, CutProgram):
-        raise CheckpointError(
-            f"The plan is delivered as a program, and {type(model).__name__} is none. {remedy}"
-        )
 
 
 def _extra_state(model: nn.Module) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 A tensor that a network holds under several names is stored once, under the first of them. The file has numbers in plain
 order; how they lay in memory (channels last, transposed) stands in the `Held` of the record, for kernels are chosen by
-it and round differently. Writing goes tensor by tensor, so that nothing is held twice.
+it and round differently. Of a masked tensor, the file has the numbers that stay, in the same order and as one row; the
+mask says where they belong. Writing goes tensor by tensor, so that nothing is held twice.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from io import BufferedReader
 from math import prod
@@ -19,20 +20,21 @@ import torch
 from torch import Tensor, nn
 
 from apoptosis.checkpoint.folders import sync_file
+from apoptosis.checkpoint.number_types import CODES, DTYPES, dtype_name
 from apoptosis.errors import CheckpointError
 from apoptosis.structure import model_tensors
 
 __all__ = [
-    "DTYPES",
     "Held",
-    "dtype_name",
+    "Kept",
     "held_tensors",
     "num_bytes",
     "read_weights",
     "write_weights",
 ]
 
-CHUNK_BYTES = 2**26
+CHUNK_BYTES = 2**22
+"""Written at a time: picking kept numbers takes some more memory for as many."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +47,22 @@ class Held:
     requires_grad: bool
     strides: tuple[int, ...] | None = None
     """How it lies in memory, where that is not the plain order."""
+    kept: int | None = None
+    """As many of its numbers are in the file, where a mask has removed some."""
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Its shape in the file."""
+        return self.shape if self.kept is None else (self.kept,)
 
     @property
     def bytes(self) -> int:
-        """What its numbers take."""
-        return prod(self.shape) * DTYPES[self.dtype].itemsize
+        """What its numbers take in the file."""
+        return prod(self.stored_shape) * DTYPES[self.dtype].itemsize
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """Such as `float32`."""
-    return str(dtype).removeprefix("torch.")
+Kept = Callable[[Held], Tensor]
+"""True where a number of a tensor with `Held.kept` stays; on the CPU, in plain order, as one row."""
 
 
 def held_tensors(model: nn.Module) -> dict[Held, Tensor]:
@@ -89,22 +97,22 @@ def num_bytes(tensors: Mapping[Held, Tensor]) -> int:
     return len(_header(tensors)) + sum(held.bytes for held in tensors)
 
 
-def write_weights(path: Path, tensors: Mapping[Held, Tensor]) -> str:
-    """Write the file, wait for the disk, and return its sha256."""
+def write_weights(path: Path, tensors: Mapping[Held, Tensor], kept: Kept | None = None) -> str:
+    """Write the file, wait for the disk, and return its sha256; `kept` is asked for what has a `Held.kept`."""
     digest = hashlib.sha256()
     with path.open("xb") as stream:
         _write(stream, digest, _header(tensors))
-        for tensor in tensors.values():
-            flat = tensor.resolve_conj().cpu().contiguous().reshape(-1)
-            numbers: Any = flat.view(torch.uint8).numpy().data if flat.numel() else b""
-            for start in range(0, len(numbers), CHUNK_BYTES):
-                _write(stream, digest, numbers[start : start + CHUNK_BYTES])
+        for held, tensor in tensors.items():
+            for numbers in _parts(tensor, _row(held, kept)):
+                _write(stream, digest, numbers)
         sync_file(stream)
     return digest.hexdigest()
 
 
-def read_weights(stream: BufferedReader, tensors: tuple[Held, ...]) -> dict[str, Tensor]:
-    """The numbers by the first name of each tensor, laid out as they were.
+def read_weights(
+    stream: BufferedReader, tensors: tuple[Held, ...], kept: Kept | None = None
+) -> dict[str, Tensor]:
+    """The numbers by the first name of each tensor, laid out as they were; zeros where a mask has removed some.
 
     From an open file whose checksum has been compared: opened again by its name, it might be another one by now.
 
@@ -118,12 +126,34 @@ def read_weights(stream: BufferedReader, tensors: tuple[Held, ...]) -> dict[str,
         entries = json.loads(stream.read(min(start, length) - 8))
         entries.pop("__metadata__", None)
         _check_same_names(entries.keys(), {held.names[0] for held in tensors})
-        return {held.names[0]: _read(stream, start, entries, held) for held in tensors}
+        return {
+            held.names[0]: _laid_out(_read(stream, start, entries, held), held, _row(held, kept))
+            for held in tensors
+        }
     except (LookupError, TypeError, ValueError, AttributeError, OSError) as error:
         raise CheckpointError(
             f"model.safetensors does not hold what run.json says: {str(error)[:300]}. The files were not written "
             "together; save the checkpoint again."
         ) from error
+
+
+def _row(held: Held, kept: Kept | None) -> Tensor | None:
+    if held.kept is None:
+        return None
+    assert kept is not None, "a tensor of which numbers are missing has a mask"
+    return kept(held)
+
+
+def _parts(tensor: Tensor, row: Tensor | None) -> Iterator[Any]:
+    """The numbers that are written, a few at a time."""
+    flat = tensor.resolve_conj().cpu().contiguous().reshape(-1)
+    step = CHUNK_BYTES // flat.itemsize
+    for start in range(0, flat.numel(), step):
+        part = flat[start : start + step]
+        if row is not None:
+            part = part[row[start : start + step]]
+        if part.numel():
+            yield part.view(torch.uint8).numpy().data
 
 
 def _write(stream: BinaryIO, digest: Any, part: Any) -> None:
@@ -138,7 +168,8 @@ def _header(tensors: Mapping[Held, Tensor]) -> bytes:
     for held in tensors:
         begin, end = end, end + held.bytes
         code = CODES[DTYPES[held.dtype]]
-        entries[held.names[0]] = {"dtype": code, "shape": held.shape, "data_offsets": [begin, end]}
+        shape = held.stored_shape
+        entries[held.names[0]] = {"dtype": code, "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
@@ -153,22 +184,31 @@ def _check_same_names(found: Set[str], expected: Set[str]) -> None:
 def _read(stream: BufferedReader, start: int, entries: Mapping[str, Any], held: Held) -> Tensor:
     entry = entries[held.names[0]]
     dtype, (begin, end) = DTYPES[held.dtype], entry["data_offsets"]
-    expected, found = (CODES[dtype], held.shape), (entry["dtype"], tuple(entry["shape"]))
+    expected, found = (CODES[dtype], held.stored_shape), (entry["dtype"], tuple(entry["shape"]))
     if found != expected or end - begin != held.bytes:
         raise ValueError(
             f"{held.names[0]!r} is {found} in the file of tensors, {expected} in run.json"
         )
     if not 0 <= begin <= end <= os.fstat(stream.fileno()).st_size - start:
         raise ValueError(f"{held.names[0]!r} would stand behind the end of the file")
-    flat = torch.empty(prod(held.shape), dtype=dtype, device="cpu")
+    flat = torch.empty(prod(held.stored_shape), dtype=dtype, device="cpu")
     if flat.numel():
         stream.seek(start + begin)
         stream.readinto(flat.view(torch.uint8).numpy().data)
+    return flat
+
+
+def _laid_out(numbers: Tensor, held: Held, row: Tensor | None) -> Tensor:
+    """A row of numbers in the shape and memory order of its tensor."""
+    flat = numbers
+    if row is not None:
+        flat = torch.zeros(prod(held.shape), dtype=numbers.dtype, device="cpu").masked_scatter_(
+            row, numbers
+        )
     if held.strides is None:
         return flat.view(held.shape)
-    return torch.empty_strided(held.shape, held.strides, dtype=dtype, device="cpu").copy_(
-        flat.view(held.shape)
-    )
+    laid = torch.empty_strided(held.shape, held.strides, dtype=flat.dtype, device="cpu")
+    return laid.copy_(flat.view(held.shape))
 
 
 def _odd_strides(tensor: Tensor) -> tuple[int, ...] | None:
@@ -202,23 +242,3 @@ def _check_can_be_saved(name: str, item: Any, known: Mapping[str, Tensor]) -> No
             f"{name!r} ({what}) cannot be saved: checkpoints hold plain dense tensors with numbers, of types "
             f"{', '.join(DTYPES)}. Convert it first. Nothing was written."
         )
-
-
-CODES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.complex64: "C64",
-}
-"""Names of number types in a safetensors file."""
-
-DTYPES = {dtype_name(dtype): dtype for dtype in CODES}
