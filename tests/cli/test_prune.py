@@ -400,6 +400,7 @@ ERRORS = {
     "flops 1.5": (["--keep-flops", "1.5"], "ConfigError", "For 1.5 % write --keep-flops 0.015"),
     "params nan": (["--keep-params", "nan"], "ConfigError", "--keep-params nan was asked for"),
     "no budget": ([], "ConfigError", "Say what may stay: --keep-flops 0.5, --keep-params 0.5"),
+    "either kind": ([], "ConfigError", "or, of single weights, --unstructured --keep 0.1"),
     "cap": (["--keep-flops", "0.5", "--cap", "2"], "ConfigError", "--cap 2.0 was asked for"),
     "unreachable": (
         ["--keep-units", "0.01"],

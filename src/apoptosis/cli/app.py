@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from apoptosis import __version__
+from apoptosis.cli.kinds import TwoKinds
 from apoptosis.cli.options import (
     AggregationOption,
     BatchSizeOption,
@@ -22,8 +23,8 @@ from apoptosis.cli.options import (
     SamplesOption,
     SeedOption,
     WeightsOption,
-    share,
 )
+from apoptosis.cli.prune_command import prune
 from apoptosis.cli.refusals import INTERRUPTED, errors_shown, say_interrupted
 
 __all__ = ["app", "main"]
@@ -45,6 +46,8 @@ Start here:
   apoptosis score digits_cnn --data digits                     what each unit is worth
 
   apoptosis prune digits_cnn --data digits --keep-flops 0.5    half the network, saved
+
+  apoptosis prune digits_cnn --data digits --unstructured --keep 0.1    nine of ten weights zero
 """,
     rich_markup_mode="rich",
     no_args_is_help=True,
@@ -239,151 +242,7 @@ def score(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
         )
 
 
-@app.command()
-def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a command
-    context: typer.Context,
-    model: ModelArgument,
-    *,
-    data: DataOption,
-    keep_flops: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of the MACs that may stay (papers say FLOPs): 0.5 keeps half.",
-            parser=share,
-            metavar="<float>",
-            show_default=False,
-        ),
-    ] = None,
-    keep_params: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of the parameters that may stay.",
-            parser=share,
-            metavar="<float>",
-            show_default=False,
-        ),
-    ] = None,
-    keep_units: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of the units that may stay.",
-            parser=share,
-            metavar="<float>",
-            show_default=False,
-        ),
-    ] = None,
-    criterion: Annotated[
-        str, typer.Option(help="What decides which units go; `apoptosis criteria` lists them.")
-    ] = "oba",
-    steps: Annotated[
-        int, typer.Option(help="How often the network is scored and cut.", min=1)
-    ] = 20,
-    aggregation: AggregationOption = None,
-    repair: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Mend the small network: batch_norm measures its statistics anew. May be repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    widths: Annotated[
-        str,
-        typer.Option(help="global ranks all units together, uniform cuts every group alike."),
-    ] = "global",
-    per: Annotated[
-        str, typer.Option(help="Rank by score per unit, or per cost that the unit saves.")
-    ] = "cost",
-    kind: Annotated[
-        list[str] | None,
-        typer.Option(help="Cut only groups of this kind; may be repeated.", show_default=False),
-    ] = None,
-    name: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Cut only groups whose name fits, as 'layer1.*'; '!layer1.*' protects them.",
-            show_default=False,
-        ),
-    ] = None,
-    round_to: Annotated[
-        int | None,
-        typer.Option(
-            help="Widths become multiples of it; 8 suits GPUs in 16 bits.",
-            min=1,
-            show_default=False,
-        ),
-    ] = None,
-    floor: Annotated[int, typer.Option(help="Fewest units that a group keeps.", min=1)] = 1,
-    cap: Annotated[
-        float,
-        typer.Option(help="Largest share of a group that may go.", parser=share, metavar="<float>"),
-    ] = 1.0,
-    weights: WeightsOption = None,
-    samples: SamplesOption = None,
-    batch_size: BatchSizeOption = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for the result; runs/ and a free name of what was asked for unless said.",
-            show_default=False,
-        ),
-    ] = None,
-    device: DeviceOption = "cpu",
-    seed: SeedOption = 0,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Show what would be done and what it costs; score and write nothing."
-        ),
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON and nothing else.")
-    ] = False,
-) -> None:
-    """Make a model smaller until it meets a budget: score, remove a few units, score again; then save it.
-
-    At least one of --keep-flops, --keep-params and --keep-units; all that are given are met. Examples:
-
-      apoptosis prune digits_cnn --data digits --keep-flops 0.5 --out runs/half
-
-      apoptosis prune my_nets.py:make --data my_data.py:batches --keep-params 0.3 --dry-run
-
-      apoptosis prune resnet20 --weights dense.safetensors --data my_data.py:batches --keep-flops 0.5 --name '!stem*'
-    """
-    with errors_shown(context):
-        from apoptosis.cli.prune import run_prune
-        from apoptosis.cli.prune_options import PruneOptions
-        from apoptosis.cli.subject import SubjectOptions
-
-        run_prune(
-            PruneOptions(
-                subject=SubjectOptions(
-                    model=model,
-                    data=data,
-                    weights=weights,
-                    samples=samples,
-                    batch_size=batch_size,
-                    device=device,
-                    seed=seed,
-                ),
-                keep_flops=keep_flops,
-                keep_params=keep_params,
-                keep_units=keep_units,
-                criterion=criterion,
-                steps=steps,
-                aggregation=aggregation,
-                repair=tuple(repair or ()),
-                widths=widths,
-                per=per,
-                kinds=tuple(kind or ()),
-                names=tuple(name or ()),
-                round_to=round_to,
-                floor=floor,
-                cap=cap,
-                out=out,
-                dry_run=dry_run,
-                as_json=as_json,
-            )
-        )
+app.command(cls=TwoKinds)(prune)
 
 
 def _show_version(*, asked: bool) -> None:

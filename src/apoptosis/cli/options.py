@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 __all__ = [
+    "AGGREGATION_HELP",
     "MODEL_NAMES",
     "AggregationOption",
     "BatchSizeOption",
@@ -55,6 +56,11 @@ def share(text: str | float) -> float:
     return value
 
 
+AGGREGATION_HELP = (
+    "How scores of parameters become those of units: default, paper, layers, units, signed. The criterion's own unless "
+    "said."
+)
+
 ModelArgument = Annotated[
     str,
     typer.Argument(
@@ -82,8 +88,7 @@ WeightsOption = Annotated[
 AggregationOption = Annotated[
     str | None,
     typer.Option(
-        help="How scores of parameters become those of units: default, paper, layers, units, signed. The criterion's "
-        "own unless said.",
+        help=AGGREGATION_HELP,
         show_default=False,
     ),
 ]

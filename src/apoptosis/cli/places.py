@@ -1,12 +1,22 @@
 """Places that results are to be written to, looked at before the work is done."""
 
 import os
+import re
+from itertools import chain, count
 from pathlib import Path
 
 from apoptosis.checkpoint.folders import MEMBERS
 from apoptosis.errors import CheckpointError, ConfigError
 
-__all__ = ["check_file", "check_folder"]
+__all__ = ["check_file", "check_folder", "free_place"]
+
+
+def free_place(model: str, *parts: str) -> Path:
+    """A folder in `runs/` that says what it holds, under a name that nothing has yet."""
+    name = re.sub(r"[^\w.-]+", "-", model).strip("-.")
+    first = Path("runs") / "-".join([name, *parts])
+    others = (first.with_name(f"{first.name}-{num}") for num in count(2))
+    return next(place for place in chain([first], others) if not os.path.lexists(place))
 
 
 def check_folder(path: Path) -> None:

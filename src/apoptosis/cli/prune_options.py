@@ -1,20 +1,16 @@
-"""What `apoptosis prune` can be told, and refusals of the library in the words that were typed."""
+"""What `apoptosis prune` can be told where whole units go."""
 
-import math
-import os
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, count
 from pathlib import Path
 
+from apoptosis.cli.places import free_place
 from apoptosis.cli.subject import SubjectOptions
-from apoptosis.errors import BudgetError, ConfigError
+from apoptosis.cli.typed_words import in_typed_words
+from apoptosis.errors import ConfigError
 from apoptosis.planning import Budget, Selection
 from apoptosis.workflow import DEFAULT_CRITERION, DEFAULT_STEPS
 
-__all__ = ["PruneOptions", "in_typed_words"]
+__all__ = ["PruneOptions"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +41,20 @@ class PruneOptions:
         """Where the result is saved: as asked, or a name that says what it is and that nothing has yet."""
         if self.out is not None:
             return self.out
-        model = re.sub(r"[^\w.-]+", "-", self.subject.model).strip("-.")
         shares = [f"{name}{share:g}" for name, share in self.budget().shares().items()]
-        first = Path("runs") / "-".join([model, self.criterion, *shares])
-        others = (first.with_name(f"{first.name}-{num}") for num in count(2))
-        return next(place for place in chain([first], others) if not os.path.lexists(place))
+        return free_place(self.subject.model, self.criterion, *shares)
 
     def budget(self) -> Budget:
-        """What may stay."""
+        """What may stay.
+
+        Raises:
+            ConfigError: a share is none, or nothing is asked for.
+        """
+        if all(kept is None for kept in (self.keep_flops, self.keep_params, self.keep_units)):
+            raise ConfigError(
+                "Nothing was asked for. Say what may stay: --keep-flops 0.5, --keep-params 0.5 or --keep-units 0.5; "
+                "or, of single weights, --unstructured --keep 0.1."
+            )
         with in_typed_words():
             return Budget(flops=self.keep_flops, params=self.keep_params, units=self.keep_units)
 
@@ -68,32 +70,3 @@ class PruneOptions:
                 floor=self.floor,
                 cap=self.cap,
             )
-
-
-@contextmanager
-def in_typed_words() -> Iterator[None]:
-    """Refusals of the library in the words of the command line: `flops=0.5` is typed `--keep-flops 0.5`."""
-    try:
-        yield
-    except BudgetError as error:
-        told = BudgetError(f"{_typed(str(error))}{_nearest_reachable(error)}")
-        told.reachable = error.reachable
-        raise told from error
-    except ConfigError as error:
-        raise ConfigError(_typed(str(error))) from error
-
-
-def _typed(message: str) -> str:
-    message = re.sub(r"\b(flops|params|units)=", r"--keep-\1 ", message)
-    message = re.sub(
-        r"\b(floor|cap|round_to|widths|per|steps)=",
-        lambda found: f"--{found[1].replace('_', '-')} ",
-        message,
-    )
-    return message.replace("`structure.pinned` has", "`apoptosis inspect` shows")
-
-
-def _nearest_reachable(error: BudgetError) -> str:
-    """Rounded up to what is still reached."""
-    shares = [f"--keep-{n} {math.ceil(s * 1e4) / 1e4:g}" for n, s in error.reachable.items()]
-    return f" The nearest that can be reached: {' '.join(shares)}."

@@ -1,28 +1,36 @@
-"""What `apoptosis prune` shows: asked and got side by side, widths before and after, where the result lies."""
+"""What `apoptosis prune` of whole units shows: asked and got side by side, widths before and after."""
 
-import inspect
-import shlex
-from collections.abc import Sized
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from apoptosis.cli.finishing import Finished
 from apoptosis.cli.inspect import _number
 from apoptosis.cli.names import counted
 from apoptosis.cli.prune_options import PruneOptions
+from apoptosis.cli.result_tables import (
+    beside,
+    command_line,
+    has_batch_norms,
+    load_lines,
+    num_batches,
+    plain_table,
+    reads_data,
+    scored_on,
+    scoring_cost,
+    show_evaluation,
+    show_place,
+    step_as_data,
+)
 from apoptosis.cli.sources import NamedModel
 from apoptosis.cli.subject import Subject
-from apoptosis.criteria import CRITERIA
 from apoptosis.errors import BudgetError
 from apoptosis.planning import Budget, Selection, check_reachable
 from apoptosis.records import Outcome
 from apoptosis.structure import Group, Plan, Structure
-from apoptosis.training import Evaluation
 from apoptosis.workflow import DEFAULT_CRITERION, DEFAULT_STEPS
 
 __all__ = ["DryRun", "PruneResult", "show_dry_run", "show_result"]
@@ -39,12 +47,12 @@ class PruneResult:
 
     options: PruneOptions
     named: NamedModel
-    outcome: Outcome[Plan]
-    before: Evaluation | None
-    after: Evaluation | None
-    seconds: float
-    saved: Path
-    replaced: bool
+    run: Finished[Plan]
+
+    @property
+    def outcome(self) -> Outcome[Plan]:
+        """What came out."""
+        return self.run.outcome
 
     @property
     def removed_something(self) -> bool:
@@ -54,11 +62,10 @@ class PruneResult:
     @property
     def has_stale_norms(self) -> bool:
         """Whether batch norms have the statistics of before, which the layers ahead of them no longer give."""
-        norms = [m for m in self.outcome.model.modules() if isinstance(m, _BatchNorm)]
         return (
             self.removed_something
             and "batch_norm" not in self.options.repair
-            and any(norm.running_mean is not None for norm in norms)
+            and has_batch_norms(self.outcome.model)
         )
 
     def as_data(self) -> dict[str, Any]:
@@ -76,22 +83,11 @@ class PruneResult:
             },
             "delivery": plan.delivery,
             "delivery_because": plan.delivery_because,
-            "steps": [
-                {
-                    "step": step.step,
-                    "loss": step.loss,
-                    "samples": step.count,
-                    "removed": dict(step.removed),
-                    "macs": step.macs,
-                    "params": step.params,
-                    "seconds": step.seconds,
-                }
-                for step in self.outcome.history
-            ],
-            "seconds": self.seconds,
-            "saved": str(self.saved),
-            "replaced": self.replaced,
-            "load": load_lines(self),
+            "steps": [step_as_data(step, "step") for step in self.outcome.history],
+            "seconds": self.run.seconds,
+            "saved": str(self.run.saved),
+            "replaced": self.run.replaced,
+            "load": load_lines(self.run.saved, self.named),
             "next": next_command(self)[0] if self.removed_something else None,
         }
 
@@ -127,8 +123,8 @@ class DryRun:
                 "units": sum(group.size for group in groups),
             },
             _lowest_shares(structure, selection),
-            len(batches) if isinstance(batches, Sized) else None,
-            _reads_data(options.criterion),
+            num_batches(batches),
+            reads_data(options.criterion),
         )
 
     def as_data(self) -> dict[str, Any]:
@@ -152,32 +148,21 @@ class DryRun:
 def show_result(result: PruneResult, console: Console) -> None:
     """The tables, and what to do with the result."""
     subject, outcome = result.options.subject, result.outcome
-    samples = max((step.count for step in outcome.history), default=0)
-    on = f" on {counted(samples, 'sample')}" if samples else ", which reads no data"
     console.print(
         Text.assemble(
             (subject.model, "bold"),
-            f" pruned by {result.options.criterion} in {counted(len(outcome.history), 'step')}{on} "
-            f"({result.seconds:.1f} s)\n",
+            f" pruned by {result.options.criterion} in {counted(len(outcome.history), 'step')}"
+            f"{scored_on(outcome.history)} ({result.run.seconds:.1f} s)\n",
         )
     )
     console.print(_spending_table(outcome))
-    if result.before is not None and result.after is not None:
-        console.print()
-        held_out = outcome.settings["evaluation"]["on"] == "held out"
-        on = f"on {result.before.count} held out" if held_out else "on the scoring data"
-        console.print(_evaluation_table(on, result.before, result.after))
+    show_evaluation(result.run, console)
     console.print()
     console.print(_widths_table(outcome))
     console.print(Text(f"\n{_delivered(outcome)}"))
     if result.has_stale_norms:
         console.print(Text(STALE_NORMS), soft_wrap=True)
-    if result.replaced:
-        console.print(Text(f"Replaced the earlier checkpoint in {result.saved}"), soft_wrap=True)
-    console.print(Text(f"Saved: {result.saved}"), soft_wrap=True)
-    console.print("Load it again:")
-    for line in load_lines(result):
-        console.print(Text(f"  {line}"), soft_wrap=True)
+    show_place(result.run, result.named, console)
     if result.removed_something:
         command, why = next_command(result)
         console.print(Text(f"Next: {command}\n      ({why})"), soft_wrap=True)
@@ -193,52 +178,35 @@ def show_dry_run(dry: DryRun, console: Console) -> None:
             "written.\n",
         )
     )
-    table = _table(("", "left"), ("asked", "right"), ("lowest", "right"), ("dense", "right"))
+    table = plain_table(("", "left"), ("asked", "right"), ("lowest", "right"), ("dense", "right"))
     for name, dense in dry.dense.items():
         asked = f"{dry.asked[name]:.1%}" if name in dry.asked else "–"
         table.add_row(name, asked, f"{dry.lowest[name]:.2%}", _number(dense))
     console.print(table)
     console.print()
-    widths = _table(("group", "left"), ("kind", "left"), ("units", "right"))
+    widths = plain_table(("group", "left"), ("kind", "left"), ("units", "right"))
     for group in dry.groups:
         widths.add_row(Text(group.name), group.kind, str(group.size))
     console.print(widths)
-    console.print(Text(f"\nCost: {_cost(dry)}"))
+    cost = scoring_cost(options.criterion, options.steps, dry.num_batches)
+    console.print(Text(f"\nCost: {cost}"))
     console.print(Text(f"It would be saved in {options.place}"), soft_wrap=True)
-
-
-def load_lines(result: PruneResult) -> list[str]:
-    """Python that makes the small network again."""
-    place = str(result.saved).replace("\\", "/")
-    return [
-        "import apoptosis as ap",
-        result.named.imports,
-        f'small = ap.load("{place}", dense={result.named.maker})',
-    ]
 
 
 def next_command(result: PruneResult) -> tuple[str, str]:
     """Mend the batch norms where there are any and it was not done; else, compare with the simplest criterion."""
     options = result.options
     if result.has_stale_norms:
-        repair, out = (*options.repair, "batch_norm"), _beside(options.out, "repaired")
+        repair, out = (*options.repair, "batch_norm"), beside(options.out, "repaired")
         return _command(replace(options, repair=repair, out=out)), "with batch norms measured anew"
     other = "magnitude" if options.criterion != "magnitude" else DEFAULT_CRITERION
-    compared = replace(options, criterion=other, out=_beside(options.out, other))
+    compared = replace(options, criterion=other, out=beside(options.out, other))
     return _command(compared), "how much of this was the criterion?"
-
-
-def _beside(out: Path | None, what: str) -> Path | None:
-    """A default place needs not be named: it takes a name that is free."""
-    return None if out is None else out.with_name(f"{out.name}-{what}")
 
 
 def _command(options: PruneOptions) -> str:
     """The command line of these options."""
-    subject = options.subject
     pairs: list[tuple[str, Any, Any]] = [
-        ("data", subject.data, None),
-        ("weights", subject.weights, None),
         ("keep-flops", options.keep_flops, None),
         ("keep-params", options.keep_params, None),
         ("keep-units", options.keep_units, None),
@@ -253,21 +221,13 @@ def _command(options: PruneOptions) -> str:
         ("round-to", options.round_to, None),
         ("floor", options.floor, 1),
         ("cap", options.cap, 1.0),
-        ("samples", subject.samples, None),
-        ("batch-size", subject.batch_size, None),
-        ("device", subject.device, "cpu"),
-        ("seed", subject.seed, 0),
         ("out", options.out, None),
     ]
-    words = ["apoptosis", "prune", subject.model]
-    for option, value, default in pairs:
-        if value is not None and value != default:
-            words += [f"--{option}", f"{value:g}" if isinstance(value, float) else str(value)]
-    return shlex.join(words)
+    return command_line(options.subject, pairs)
 
 
 def _spending_table(outcome: Outcome[Plan]) -> Table:
-    table = _table(
+    table = plain_table(
         ("", "left"), ("asked", "right"), ("got", "right"), ("dense", "right"), ("left", "right")
     )
     asked = outcome.settings["budget"]
@@ -282,26 +242,11 @@ def _spending_table(outcome: Outcome[Plan]) -> Table:
     return table
 
 
-def _evaluation_table(on: str, before: Evaluation, after: Evaluation) -> Table:
-    table = _table((on, "left"), ("before", "right"), ("after", "right"))
-    table.add_row("loss", f"{before.loss:.4g}", f"{after.loss:.4g}")
-    for name, value in before.metrics.items():
-        table.add_row(Text(name), f"{value:.4g}", f"{after.metrics.get(name, float('nan')):.4g}")
-    return table
-
-
 def _widths_table(outcome: Outcome[Plan]) -> Table:
-    table = _table(("group", "left"), ("before", "right"), ("after", "right"))
+    table = plain_table(("group", "left"), ("before", "right"), ("after", "right"))
     counts = outcome.plan.counts()
     for name, size in outcome.plan.sizes.items():
         table.add_row(Text(name), str(size), str(counts[name][0] if name in counts else size))
-    return table
-
-
-def _table(*columns: tuple[str, str]) -> Table:
-    table = Table(box=None, pad_edge=False, title_justify="left")
-    for name, justify in columns:
-        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
     return table
 
 
@@ -310,25 +255,6 @@ def _delivered(outcome: Outcome[Plan]) -> str:
     if plan.delivery == "module":
         return f"Delivered as a module: {type(outcome.model).__name__}, running its own code."
     return f"Delivered as a program, because {plan.delivery_because}."
-
-
-def _cost(dry: DryRun) -> str:
-    steps = dry.options.steps
-    passes = counted(steps, "scoring pass", "scoring passes")
-    if not dry.reads_data:
-        return f"{counted(steps, 'scoring')}; {dry.options.criterion} reads no data."
-    if dry.num_batches is None:
-        return f"{passes} over the data."
-    batches = counted(dry.num_batches, "batch", "batches")
-    return f"{passes} over {batches} each, {steps * dry.num_batches} in all."
-
-
-def _reads_data(criterion: str) -> bool:
-    """Criteria that can be called without batches read none."""
-    entry = CRITERIA[criterion]
-    if entry.score is None:
-        return True
-    return inspect.signature(entry.score).parameters["batches"].default is inspect.Parameter.empty
 
 
 def _lowest_shares(structure: Structure, selection: Selection) -> dict[str, float]:

@@ -6,6 +6,7 @@ Everything a person can have mistyped is looked at here, before the work begins.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +51,21 @@ class SubjectOptions:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model in eval mode, data on the same device, and the structure traced on the first sample."""
+    """A model in eval mode, and data on the same device."""
 
     named: NamedModel
     data: NamedData
     example_inputs: Any
-    structure: Structure
 
     @property
     def model(self) -> nn.Module:
         """The network itself."""
         return self.named.model
+
+    @cached_property
+    def structure(self) -> Structure:
+        """Traced on the first sample. Single weights can go without: models that cannot be traced have none."""
+        return trace(self.model, self.example_inputs)
 
 
 @contextmanager
@@ -72,8 +77,16 @@ def seeded(options: SubjectOptions) -> Iterator[None]:
         yield
 
 
-def find_subject(options: SubjectOptions, console: Console) -> Subject:
+def find_subject(options: SubjectOptions, console: Console, *, traced: bool = True) -> Subject:
     """Find model, weights and data, and try them on each other; what should be known is said on `console`.
+
+    Args:
+        options: what was typed.
+        console: where a person is told.
+        traced: refuse a model whose structure cannot be found.
+
+    Returns:
+        All of it.
 
     Raises:
         ApoptosisError: one of them cannot be found, or they do not fit.
@@ -91,7 +104,9 @@ def find_subject(options: SubjectOptions, console: Console) -> Subject:
         if batches is not None:
             _check_fits(named, data.task, batches, options)
     example = first_sample(named.model, data.scoring, data.task)
-    subject = Subject(named, data, example, trace(named.model, example))
+    subject = Subject(named, data, example)
+    if traced:
+        _ = subject.structure
     if named.has_random_weights and options.weights is None and not options.is_new:
         _say(
             console,

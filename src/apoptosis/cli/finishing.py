@@ -1,0 +1,96 @@
+"""What every command that makes a network smaller does with the work: evaluate before and after, and save at once.
+
+Until the network is saved nothing is written.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from rich.console import Console
+from torch import nn
+
+from apoptosis.checkpoint import save
+from apoptosis.cli.subject import Subject, SubjectOptions, train_if_new_
+from apoptosis.masks import MaskPlan
+from apoptosis.records import Outcome
+from apoptosis.structure import Plan
+from apoptosis.training import Evaluation, evaluate
+
+__all__ = ["Finished", "finish"]
+
+AnyPlan = TypeVar("AnyPlan", bound=Plan | MaskPlan)
+
+
+@dataclass(frozen=True)
+class Finished(Generic[AnyPlan]):
+    """What came out, how well it does, and where it lies."""
+
+    outcome: Outcome[AnyPlan]
+    before: Evaluation | None
+    after: Evaluation | None
+    seconds: float
+    saved: Path
+    replaced: bool
+
+
+def finish(
+    subject: Subject,
+    options: SubjectOptions,
+    find_place: Callable[[], Path],
+    work: Callable[[], Outcome[AnyPlan]],
+    console: Console,
+) -> Finished[AnyPlan]:
+    """Train a network that is new, do the work, judge it and save it, in a place that is free by then."""
+    train_if_new_(subject, options, console)
+    before = _evaluated_before(subject)
+    start = time.perf_counter()
+    outcome = work()
+    seconds = time.perf_counter() - start
+    after = None if before is None else _evaluated(subject, outcome.model)
+    facts = asdict(options) | {"weights": _text(options.weights)}
+    judged_on = "scoring data" if subject.data.evaluation is None else "held out"
+    evaluations = {"on": judged_on, "before": _as_data(before), "after": _as_data(after)}
+    outcome = replace(
+        outcome, settings={**outcome.settings, "subject": facts, "evaluation": evaluations}
+    )
+    place = find_place()
+    replaced = (place.expanduser() / "run.json").is_file()
+    return Finished(outcome, before, after, seconds, save(place, outcome), replaced)
+
+
+def _evaluated_before(subject: Subject) -> Evaluation | None:
+    """None where there are no data to judge on but those that are scored, and the task cannot judge on these."""
+    try:
+        return _evaluated(subject, subject.model)
+    except (
+        Exception
+    ):  # no labels, or metrics that do not fit them; what else fails, fails again when scored
+        if subject.data.evaluation is not None:
+            raise
+        return None
+
+
+def _evaluated(subject: Subject, model: nn.Module) -> Evaluation:
+    data = subject.data
+    batches = data.scoring if data.evaluation is None else data.evaluation
+    return evaluate(model, batches, data.task)
+
+
+def _as_data(found: Evaluation | None) -> dict[str, Any] | None:
+    """Plain JSON, which has no NaN: a network that was cut too far may give one, and is saved all the same."""
+    if found is None:
+        return None
+    metrics = {name: _finite(value) for name, value in found.metrics.items()}
+    return {"loss": _finite(found.loss), "metrics": metrics, "count": found.count}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

@@ -1,0 +1,303 @@
+"""The sub-command `prune`: its options, in the panels of the two kinds of pruning. No torch here: help answers at once.
+
+Defaults stand here as they are shown; a test compares them with those of the library.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from apoptosis.cli.kinds import UNITS, WEIGHTS, is_about_weights
+from apoptosis.cli.options import (
+    AGGREGATION_HELP,
+    BatchSizeOption,
+    DataOption,
+    DeviceOption,
+    ModelArgument,
+    SamplesOption,
+    SeedOption,
+    WeightsOption,
+    share,
+)
+from apoptosis.cli.refusals import errors_shown
+
+__all__ = ["prune"]
+
+
+def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a command
+    context: typer.Context,
+    model: ModelArgument,
+    *,
+    keep_flops: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of the MACs that may stay (papers say FLOPs): 0.5 keeps half.",
+            parser=share,
+            metavar="<float>",
+            show_default=False,
+            rich_help_panel=UNITS,
+        ),
+    ] = None,
+    keep_params: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of the parameters that may stay.",
+            parser=share,
+            metavar="<float>",
+            show_default=False,
+            rich_help_panel=UNITS,
+        ),
+    ] = None,
+    keep_units: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of the units that may stay.",
+            parser=share,
+            metavar="<float>",
+            show_default=False,
+            rich_help_panel=UNITS,
+        ),
+    ] = None,
+    steps: Annotated[
+        int,
+        typer.Option(help="How often the network is scored and cut.", min=1, rich_help_panel=UNITS),
+    ] = 20,
+    aggregation: Annotated[
+        str | None,
+        typer.Option(
+            help=AGGREGATION_HELP,
+            show_default=False,
+            rich_help_panel=UNITS,
+        ),
+    ] = None,
+    repair: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Mend the small network: batch_norm measures its statistics anew. May be repeated.",
+            show_default=False,
+            rich_help_panel=UNITS,
+        ),
+    ] = None,
+    widths: Annotated[
+        str,
+        typer.Option(
+            help="global ranks all units together, uniform cuts every group alike.",
+            rich_help_panel=UNITS,
+        ),
+    ] = "global",
+    per: Annotated[
+        str,
+        typer.Option(
+            help="Rank by score per unit, or per cost that the unit saves.", rich_help_panel=UNITS
+        ),
+    ] = "cost",
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Cut only groups of this kind; may be repeated.",
+            show_default=False,
+            rich_help_panel=UNITS,
+        ),
+    ] = None,
+    round_to: Annotated[
+        int | None,
+        typer.Option(
+            help="Widths become multiples of it; 8 suits GPUs in 16 bits.",
+            min=1,
+            show_default=False,
+            rich_help_panel=UNITS,
+        ),
+    ] = None,
+    floor: Annotated[
+        int, typer.Option(help="Fewest units that a group keeps.", min=1, rich_help_panel=UNITS)
+    ] = 1,
+    cap: Annotated[
+        float,
+        typer.Option(
+            help="Largest share of a group that may go.",
+            parser=share,
+            metavar="<float>",
+            rich_help_panel=UNITS,
+        ),
+    ] = 1.0,
+    unstructured: Annotated[  # noqa: ARG001 - `is_about_weights` reads it
+        bool,
+        typer.Option(
+            "--unstructured",
+            help="Zero single weights instead of cutting units; shapes stay.",
+            rich_help_panel=WEIGHTS,
+        ),
+    ] = False,
+    keep: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of the weights that may stay: 0.1 is what papers call a sparsity of 90 %.",
+            parser=share,
+            metavar="<float>",
+            show_default=False,
+            rich_help_panel=WEIGHTS,
+        ),
+    ] = None,
+    pattern: Annotated[
+        str | None,
+        typer.Option(
+            help="N:M, as 2:4: of every 4 weights in a row along a layer's inputs 2 stay. In the place of "
+            "--unstructured --keep.",
+            metavar="N:M",
+            show_default=False,
+            rich_help_panel=WEIGHTS,
+        ),
+    ] = None,
+    stages: Annotated[
+        int,
+        typer.Option(
+            help="How often the network is scored and weights are zeroed.",
+            min=1,
+            rich_help_panel=WEIGHTS,
+        ),
+    ] = 20,
+    scope: Annotated[
+        str,
+        typer.Option(
+            help="global ranks all weights together, layer keeps the same share of each layer.",
+            rich_help_panel=WEIGHTS,
+        ),
+    ] = "global",
+    saliency: Annotated[
+        str,
+        typer.Option(
+            help="How scores rank weights: plain by size; normalised by size within the layer's largest; paper adds "
+            "the weight's own size to that.",
+            rich_help_panel=WEIGHTS,
+        ),
+    ] = "plain",
+    batch_norm: Annotated[
+        str,
+        typer.Option(
+            help="frozen leaves statistics as they were trained, re-estimate measures them anew after every stage.",
+            rich_help_panel=WEIGHTS,
+        ),
+    ] = "frozen",
+    allow_empty: Annotated[
+        bool,
+        typer.Option(
+            "--allow-empty", help="A layer may lose its last weight.", rich_help_panel=WEIGHTS
+        ),
+    ] = False,
+    data: DataOption,
+    criterion: Annotated[
+        str,
+        typer.Option(
+            help="What decides which units or weights go; `apoptosis criteria` lists them."
+        ),
+    ] = "oba",
+    name: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Touch only what is so named: groups as 'layer1.*', weights as 'layer1.*.weight'; '!layer1.*' leaves "
+            "out. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    weights: WeightsOption = None,
+    samples: SamplesOption = None,
+    batch_size: BatchSizeOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the result; runs/ and a free name of what was asked for unless said.",
+            show_default=False,
+        ),
+    ] = None,
+    device: DeviceOption = "cpu",
+    seed: SeedOption = 0,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Show what would be done and what it costs; score and write nothing."
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON and nothing else.")
+    ] = False,
+) -> None:
+    """Make a model smaller: score, remove a little, score again, until no more is left than was asked; then save it.
+
+    Whole units go, and the network is smaller and faster: --keep-flops, --keep-params, --keep-units, one or more.
+
+    Or single weights become zero, and the file is smaller: --unstructured --keep 0.1, or --pattern 2:4.
+
+    Examples:
+      apoptosis prune digits_cnn --data digits --keep-flops 0.5 --out runs/half
+
+      apoptosis prune my_nets.py:make --data my_data.py:batches --keep-params 0.3 --dry-run
+
+      apoptosis prune resnet20 --weights dense.safetensors --data my_data.py:batches --keep-flops 0.5 --name '!stem*'
+
+      apoptosis prune digits_cnn --data digits --unstructured --keep 0.1 --batch-norm re-estimate
+
+      apoptosis prune digits_cnn --data digits --pattern 2:4 --name '!stem.*' --criterion magnitude
+    """
+    with errors_shown(context):
+        about_weights = is_about_weights(context)
+
+        from apoptosis.cli.subject import SubjectOptions
+
+        subject = SubjectOptions(
+            model=model,
+            data=data,
+            weights=weights,
+            samples=samples,
+            batch_size=batch_size,
+            device=device,
+            seed=seed,
+        )
+        if about_weights:
+            from apoptosis.cli.sparsify import run_sparsify
+            from apoptosis.cli.sparsify_options import SparsifyOptions
+
+            run_sparsify(
+                SparsifyOptions(
+                    subject=subject,
+                    keep=keep,
+                    pattern=pattern,
+                    criterion=criterion,
+                    stages=stages,
+                    scope=scope,
+                    saliency=saliency,
+                    batch_norm=batch_norm,
+                    allow_empty=allow_empty,
+                    names=tuple(name or ()),
+                    out=out,
+                    dry_run=dry_run,
+                    as_json=as_json,
+                )
+            )
+            return
+
+        from apoptosis.cli.prune import run_prune
+        from apoptosis.cli.prune_options import PruneOptions
+
+        run_prune(
+            PruneOptions(
+                subject=subject,
+                keep_flops=keep_flops,
+                keep_params=keep_params,
+                keep_units=keep_units,
+                criterion=criterion,
+                steps=steps,
+                aggregation=aggregation,
+                repair=tuple(repair or ()),
+                widths=widths,
+                per=per,
+                kinds=tuple(kind or ()),
+                names=tuple(name or ()),
+                round_to=round_to,
+                floor=floor,
+                cap=cap,
+                out=out,
+                dry_run=dry_run,
+                as_json=as_json,
+            )
+        )

@@ -1,0 +1,151 @@
+"""What all commands that make a network smaller show alike: evaluations, where the result lies, what to type next."""
+
+import inspect
+import shlex
+from collections.abc import Iterable, Sized
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from apoptosis.cli.finishing import Finished
+from apoptosis.cli.names import counted
+from apoptosis.cli.sources import NamedModel
+from apoptosis.cli.subject import SubjectOptions
+from apoptosis.criteria import CRITERIA
+from apoptosis.records import StepRecord
+from apoptosis.task import Batch
+
+__all__ = [
+    "beside",
+    "command_line",
+    "has_batch_norms",
+    "load_lines",
+    "num_batches",
+    "plain_table",
+    "reads_data",
+    "scored_on",
+    "scoring_cost",
+    "show_evaluation",
+    "show_place",
+    "step_as_data",
+]
+
+
+def plain_table(*columns: tuple[str, str]) -> Table:
+    """A table without a frame; a column is its name and its side."""
+    table = Table(box=None, pad_edge=False, title_justify="left")
+    for name, justify in columns:
+        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    return table
+
+
+def scored_on(history: Iterable[StepRecord]) -> str:
+    """What was read, to end a headline with."""
+    samples = max((step.count for step in history), default=0)
+    return f" on {counted(samples, 'sample')}" if samples else ", which reads no data"
+
+
+def show_evaluation(run: Finished[Any], console: Console) -> None:
+    """Before and after side by side, where something could be judged."""
+    before, after = run.before, run.after
+    if before is None or after is None:
+        return
+    held_out = run.outcome.settings["evaluation"]["on"] == "held out"
+    on = f"on {before.count} held out" if held_out else "on the scoring data"
+    table = plain_table((on, "left"), ("before", "right"), ("after", "right"))
+    table.add_row("loss", f"{before.loss:.4g}", f"{after.loss:.4g}")
+    for name, value in before.metrics.items():
+        table.add_row(Text(name), f"{value:.4g}", f"{after.metrics.get(name, float('nan')):.4g}")
+    console.print()
+    console.print(table)
+
+
+def show_place(run: Finished[Any], named: NamedModel, console: Console) -> None:
+    """Where it was saved, and how to have it again."""
+    if run.replaced:
+        console.print(Text(f"Replaced the earlier checkpoint in {run.saved}"), soft_wrap=True)
+    console.print(Text(f"Saved: {run.saved}"), soft_wrap=True)
+    console.print("Load it again:")
+    for line in load_lines(run.saved, named):
+        console.print(Text(f"  {line}"), soft_wrap=True)
+
+
+def load_lines(saved: Path, named: NamedModel) -> list[str]:
+    """Python that makes the small network again."""
+    place = str(saved).replace("\\", "/")
+    return [
+        "import apoptosis as ap",
+        named.imports,
+        f'small = ap.load("{place}", dense={named.maker})',
+    ]
+
+
+def command_line(subject: SubjectOptions, pairs: Iterable[tuple[str, Any, Any]]) -> str:
+    """The command of a subject and of options, each its word, its value and its default; True is the word alone."""
+    words = ["apoptosis", "prune", subject.model]
+    for option, value, default in (
+        ("data", subject.data, None),
+        ("weights", subject.weights, None),
+        *pairs,
+        ("samples", subject.samples, None),
+        ("batch-size", subject.batch_size, None),
+        ("device", subject.device, "cpu"),
+        ("seed", subject.seed, 0),
+    ):
+        if value is True:
+            words.append(f"--{option}")
+        elif value is not None and value is not False and value != default:
+            words += [f"--{option}", str(value)]
+    return shlex.join(words)
+
+
+def beside(out: Path | None, what: str) -> Path | None:
+    """A place next to this one. A default place needs not be named: it takes a name that is free."""
+    return None if out is None else out.with_name(f"{out.name}-{what}")
+
+
+def step_as_data(step: StepRecord, what: str) -> dict[str, Any]:
+    """One step or stage as plain data; `what` it is called."""
+    return {
+        what: step.step,
+        "loss": step.loss,
+        "samples": step.count,
+        "removed": dict(step.removed),
+        "macs": step.macs,
+        "params": step.params,
+        "seconds": step.seconds,
+    }
+
+
+def scoring_cost(criterion: str, passes: int, batches: int | None) -> str:
+    """How often the data would be read; `batches` is None where their number is not known."""
+    if not reads_data(criterion):
+        return f"{counted(passes, 'scoring')}; {criterion} reads no data."
+    told = counted(passes, "scoring pass", "scoring passes")
+    if batches is None:
+        return f"{told} over the data."
+    return f"{told} over {counted(batches, 'batch', 'batches')} each, {passes * batches} in all."
+
+
+def num_batches(batches: Iterable[Batch]) -> int | None:
+    """None where it is not known without reading them."""
+    return len(batches) if isinstance(batches, Sized) else None
+
+
+def reads_data(criterion: str) -> bool:
+    """Criteria that can be called without batches read none."""
+    entry = CRITERIA[criterion]
+    if entry.score is None:
+        return True
+    return inspect.signature(entry.score).parameters["batches"].default is inspect.Parameter.empty
+
+
+def has_batch_norms(model: nn.Module) -> bool:
+    """Whether there are statistics that could be measured anew."""
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
+    return any(norm.running_mean is not None for norm in norms)
