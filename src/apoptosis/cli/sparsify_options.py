@@ -9,8 +9,12 @@ from apoptosis.cli.typed_words import in_typed_words
 from apoptosis.errors import ConfigError
 from apoptosis.planning import Sparsity
 from apoptosis.planning.sparsity import SCOPES
-from apoptosis.workflow import BATCH_NORM_POLICIES, DEFAULT_CRITERION, DEFAULT_STAGES
-from apoptosis.workflow.sparsifying import DEFAULT_SALIENCY
+from apoptosis.workflow import (
+    BATCH_NORM_POLICIES,
+    DEFAULT_CRITERION,
+    DEFAULT_SALIENCY,
+    DEFAULT_STAGES,
+)
 
 __all__ = ["DEFAULT_POLICY", "DEFAULT_SCOPE", "SparsifyOptions"]
 

@@ -33,8 +33,7 @@ from apoptosis.planning import Sparsity
 from apoptosis.planning.sparsity import num_of
 from apoptosis.records import Outcome
 from apoptosis.structure import model_tensors
-from apoptosis.workflow import DEFAULT_CRITERION, DEFAULT_STAGES
-from apoptosis.workflow.sparsifying import DEFAULT_SALIENCY
+from apoptosis.workflow import DEFAULT_CRITERION, DEFAULT_SALIENCY, DEFAULT_STAGES
 
 __all__ = ["SparsifyDryRun", "SparsifyResult", "show_dry_run", "show_result"]
 

@@ -39,7 +39,9 @@ def name_options(patterns: Iterable[str]) -> str:
 def _typed(message: str) -> str:
     message = re.sub(r"\b(flops|params|units)=", r"--keep-\1 ", message)
     message = re.sub(r"\ballow_empty=True", "--allow-empty", message)
-    message = re.sub(r" or of these \(shares=\{.*?\}\)", "", message)  # typed, there are no shares
+    message = re.sub(
+        r" keep a share of these \(shares=\{.*?\}\);", "", message
+    )  # typed, there are no shares
     message = re.sub(r"\bscope='(\w+)'", r"--scope \1", message)
     message = re.sub(
         rf"\bnames=(\[{_TEXT}(?:, {_TEXT})*\])",

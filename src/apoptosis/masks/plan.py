@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from apoptosis.errors import PlanMismatchError
-from apoptosis.masks.layers import Layer, maskable
+from apoptosis.masks.layers import maskable
 from apoptosis.masks.pattern import Pattern
 from apoptosis.structure import Plan, fingerprint_of, model_tensors
 
@@ -203,14 +203,19 @@ class MaskPlan:
 
 def identity_masks(model: nn.Module, names: Iterable[str] = ("*",)) -> MaskPlan:
     """Masks under which everything stays."""
-    return _masks(
-        model, maskable(model, names), lambda weight: torch.ones_like(weight, dtype=torch.bool)
-    )
+    layers = maskable(model, names)
+    made = {
+        name: Mask.of(own.names, torch.ones(own.shape, dtype=torch.bool))
+        for name, own in layers.items()
+    }
+    return MaskPlan(made, fingerprint(model))
 
 
 def zeros_of(model: nn.Module, names: Iterable[str] = ("*",)) -> MaskPlan:
     """Masks of what a model has already lost: its weights that are exactly zero are gone."""
-    return _masks(model, maskable(model, names), lambda weight: weight != 0)
+    layers, held = maskable(model, names), model_tensors(model)
+    made = {name: Mask.of(own.names, held[name].detach() != 0) for name, own in layers.items()}
+    return MaskPlan(made, fingerprint(model))
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -253,12 +258,6 @@ def check_fits(model: nn.Module, plan: MaskPlan) -> dict[str, Tensor]:
     return held
 
 
-def _masks(model: nn.Module, layers: Mapping[str, Layer], kept: Any) -> MaskPlan:
-    held = model_tensors(model)
-    made = {name: Mask.of(own.names, kept(held[name].detach())) for name, own in layers.items()}
-    return MaskPlan(made, fingerprint(model))
-
-
 def _joined(first: Mask, second: Mask) -> Mask:
     if first.shape != second.shape:
         raise PlanMismatchError(
@@ -290,16 +289,19 @@ def _read(data: bytes) -> MaskPlan:
     if header.keys() != content["tensors"].keys():
         raise ValueError("the description names other tensors than the file holds")
     made = {
-        name: _read_mask(data, start, header[name], own) for name, own in content["tensors"].items()
+        name: _read_mask(data, start, name, header[name], own)
+        for name, own in content["tensors"].items()
     }
     if sum(len(mask.bits) for mask in made.values()) != len(data) - start:
         raise ValueError("the file holds more or less than its header says")
     return MaskPlan(made, content["fingerprint"])
 
 
-def _read_mask(data: bytes, start: int, entry: Any, described: Any) -> Mask:
+def _read_mask(data: bytes, start: int, name: str, entry: Any, described: Any) -> Mask:
     begin, end = entry["data_offsets"]
-    shape = tuple(described["shape"])
+    names, shape = tuple(described["names"]), tuple(described["shape"])
+    if name not in names or not all(isinstance(other, str) for other in names):
+        raise ValueError(f"{names} are no names of {name!r}")
     if not all(type(n) is int and n >= 0 for n in shape):
         raise ValueError(f"{shape} is no shape")
     if not all(type(n) is int for n in (begin, end)) or not 0 <= begin <= end <= len(data) - start:
@@ -313,7 +315,7 @@ def _read_mask(data: bytes, start: int, entry: Any, described: Any) -> Mask:
         raise ValueError("a mask has more bits than its tensor has weights")
     pattern = described["pattern"]
     return Mask(
-        tuple(described["names"]),
+        names,
         shape,
         bits,
         None if pattern is None else Pattern.parse(pattern),

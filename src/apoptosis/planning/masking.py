@@ -180,10 +180,13 @@ def _check_none_is_empty(made: Mapping[str, Mask], before: MaskPlan, sparsity: S
         return
     listed = ", ".join(f"{name} ({made[name].numel:,} weights)" for name in empty[:6])
     more = f" and {len(empty) - 6} more" if len(empty) > 6 else ""
+    smallest = min(own.numel for own in made.values() if own.numel)
+    helps = sparsity.scope == "global" and num_of(sparsity.density, smallest) > 0
+    evenly = "keep a share of every layer (scope='layer'); " if helps else ""
     raise _budget_error(
         f"Keeping {sparsity.density:.3g} of the weights would leave none of {listed}{more}, and the network would give "
-        "the same whatever comes in there. Keep more; keep a share of every layer (scope='layer') or of these "
-        f"(shares={{'{empty[0]}': 0.1}}); or insist: allow_empty=True."
+        f"the same whatever comes in there. Keep more; {evenly}keep a share of these (shares={{'{empty[0]}': 0.1}}); "
+        "or insist: allow_empty=True."
     )
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from apoptosis.criteria import Criterion, Saliency, find_criterion, find_saliency, saliencies
 from apoptosis.errors import ConfigError
 from apoptosis.masks import Layer, MaskPlan, identity_masks, mask, mask_, masks_of
-from apoptosis.planning import Sparsity, make_masks
+from apoptosis.planning import Sparsity, make_masks, threshold
 from apoptosis.progress import track
 from apoptosis.records import Outcome, ScoreSummary, Spending, StepRecord
 from apoptosis.repair import batch_norm as mend_batch_norms
@@ -29,7 +29,7 @@ from apoptosis.structure import model_tensors
 from apoptosis.task import Batch, Task
 from apoptosis.workflow.arguments import check_data, check_number, check_task, failures_explained
 
-__all__ = ["BATCH_NORM_POLICIES", "DEFAULT_STAGES", "sparsify"]
+__all__ = ["BATCH_NORM_POLICIES", "DEFAULT_SALIENCY", "DEFAULT_STAGES", "sparsify"]
 
 BATCH_NORM_POLICIES = ("frozen", "re-estimate")
 DEFAULT_STAGES = 20
@@ -173,10 +173,13 @@ def _summaries(values: Mapping[str, Tensor], alive: MaskPlan) -> dict[str, Score
     for name, own in values.items():
         left = own[alive.kept(name).to(own.device)] if name in alive.masks else own
         if left.numel():
-            numbers = left.min(), left.median(), left.max()
-            found[name] = ScoreSummary(*map(float, numbers))
+            median = threshold(
+                [left], left.numel() // 2 + 1
+            ).value  # torch's sorts, which takes seconds
+            found[name] = ScoreSummary(float(left.min()), median, float(left.max()))
     return found
 
 
 def _as_data(sparsity: Sparsity) -> dict[str, Any]:
-    return asdict(sparsity) | {"pattern": sparsity.pattern and str(sparsity.pattern)}
+    pattern = None if sparsity.pattern is None else str(sparsity.pattern)
+    return asdict(sparsity) | {"pattern": pattern, "names": list(sparsity.names)}
