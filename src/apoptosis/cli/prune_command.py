@@ -165,13 +165,14 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
         ),
     ] = "global",
     saliency: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="How scores rank weights: plain by size; normalised by size within the layer's largest; paper adds "
-            "the weight's own size to that.",
+            "the weight's own size to that. The criterion's own unless said.",
+            show_default=False,
             rich_help_panel=WEIGHTS,
         ),
-    ] = "plain",
+    ] = None,
     batch_norm: Annotated[
         str,
         typer.Option(

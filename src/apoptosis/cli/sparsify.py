@@ -116,7 +116,8 @@ def _check_names(options: SparsifyOptions) -> None:
             f"--criterion {options.criterion} scores whole units, and single weights are to go. Those that score "
             f"weights: {', '.join(of_weights)}."
         )
-    check_name("--saliency", options.saliency, SALIENCIES)
+    if options.saliency is not None:
+        check_name("--saliency", options.saliency, SALIENCIES)
     check_name("--batch-norm", options.batch_norm, BATCH_NORM_POLICIES)
     check_name("--scope", options.scope, SCOPES)
 

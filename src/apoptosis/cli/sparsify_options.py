@@ -12,7 +12,6 @@ from apoptosis.planning.sparsity import SCOPES
 from apoptosis.workflow import (
     BATCH_NORM_POLICIES,
     DEFAULT_CRITERION,
-    DEFAULT_SALIENCY,
     DEFAULT_STAGES,
 )
 
@@ -32,7 +31,7 @@ class SparsifyOptions:
     criterion: str = DEFAULT_CRITERION
     stages: int = DEFAULT_STAGES
     scope: str = DEFAULT_SCOPE
-    saliency: str = DEFAULT_SALIENCY
+    saliency: str | None = None
     batch_norm: str = DEFAULT_POLICY
     allow_empty: bool = False
     names: tuple[str, ...] = ()

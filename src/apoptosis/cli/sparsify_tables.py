@@ -33,7 +33,7 @@ from apoptosis.planning import Sparsity
 from apoptosis.planning.sparsity import num_of
 from apoptosis.records import Outcome
 from apoptosis.structure import model_tensors
-from apoptosis.workflow import DEFAULT_CRITERION, DEFAULT_SALIENCY, DEFAULT_STAGES
+from apoptosis.workflow import DEFAULT_CRITERION, DEFAULT_STAGES
 
 __all__ = ["SparsifyDryRun", "SparsifyResult", "show_dry_run", "show_result"]
 
@@ -261,7 +261,7 @@ def _command(options: SparsifyOptions) -> str:
         ("criterion", options.criterion, DEFAULT_CRITERION),
         ("stages", options.stages, DEFAULT_STAGES),
         ("scope", options.scope, DEFAULT_SCOPE),
-        ("saliency", options.saliency, DEFAULT_SALIENCY),
+        ("saliency", options.saliency, None),
         ("batch-norm", options.batch_norm, DEFAULT_POLICY),
         ("allow-empty", options.allow_empty, None),
         *(("name", name, None) for name in options.names),

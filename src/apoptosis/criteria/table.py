@@ -17,6 +17,7 @@ from apoptosis.criteria.aggregation import (
 from apoptosis.criteria.data_free import magnitude, random
 from apoptosis.criteria.oba import oba
 from apoptosis.criteria.obd import obd
+from apoptosis.criteria.saliency import SALIENCIES, Saliency, find_saliency
 from apoptosis.criteria.scores import Scores
 from apoptosis.criteria.taylor import taylor, taylor_units
 from apoptosis.errors import ConfigError
@@ -38,6 +39,8 @@ class Criterion:
     ) = None
     aggregation: Aggregation = Aggregation()
     """How its scores are gathered unless one says otherwise."""
+    saliency: Saliency = SALIENCIES["paper"]
+    """How its scores rank single weights unless one says otherwise."""
 
     def __post_init__(self) -> None:
         if (self.score is None) == (self.score_units is None):
@@ -71,6 +74,10 @@ class Criterion:
                 found = replace(found, values=values)
         return replace(found, criterion=self.name)
 
+    def weighed(self, saliency: Saliency | str | None) -> Saliency:
+        """The saliency asked for, or its own."""
+        return self.saliency if saliency is None else find_saliency(saliency)
+
     def gathered(self, aggregation: Aggregation | str | None) -> Aggregation:
         """The aggregation asked for, or its own."""
         return self.aggregation if aggregation is None else find_aggregation(aggregation)
@@ -99,9 +106,9 @@ _ENTRIES = (
     Criterion(
         "obd-fisher", "½ θ² mean squared gradient per sample", partial(obd, diagonal="fisher")
     ),
-    Criterion("magnitude", "|θ|", magnitude),
-    Criterion("magnitude-l2", "θ²", partial(magnitude, power=2.0)),
-    Criterion("random", "uniform on (0, 1)", random),
+    Criterion("magnitude", "|θ|", magnitude, saliency=SALIENCIES["plain"]),
+    Criterion("magnitude-l2", "θ²", partial(magnitude, power=2.0), saliency=SALIENCIES["plain"]),
+    Criterion("random", "uniform on (0, 1)", random, saliency=SALIENCIES["plain"]),
 )
 
 CRITERIA = MappingProxyType({entry.name: entry for entry in _ENTRIES})

@@ -7,7 +7,6 @@ from apoptosis.workflow.arguments import first_sample
 from apoptosis.workflow.pruning import DEFAULT_CRITERION, DEFAULT_STEPS, default_selection, prune
 from apoptosis.workflow.sparsifying import (
     BATCH_NORM_POLICIES,
-    DEFAULT_SALIENCY,
     DEFAULT_STAGES,
     sparsify,
 )
@@ -15,7 +14,6 @@ from apoptosis.workflow.sparsifying import (
 __all__ = [
     "BATCH_NORM_POLICIES",
     "DEFAULT_CRITERION",
-    "DEFAULT_SALIENCY",
     "DEFAULT_STAGES",
     "DEFAULT_STEPS",
     "default_selection",

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from apoptosis.criteria import Criterion, Saliency, find_criterion, find_saliency, saliencies
+from apoptosis.criteria import Criterion, Saliency, find_criterion, saliencies
 from apoptosis.errors import ConfigError
 from apoptosis.masks import Layer, MaskPlan, identity_masks, mask, mask_, masks_of
 from apoptosis.planning import Sparsity, make_masks, threshold
@@ -29,11 +29,10 @@ from apoptosis.structure import model_tensors
 from apoptosis.task import Batch, Task
 from apoptosis.workflow.arguments import check_data, check_number, check_task, failures_explained
 
-__all__ = ["BATCH_NORM_POLICIES", "DEFAULT_SALIENCY", "DEFAULT_STAGES", "sparsify"]
+__all__ = ["BATCH_NORM_POLICIES", "DEFAULT_STAGES", "sparsify"]
 
 BATCH_NORM_POLICIES = ("frozen", "re-estimate")
 DEFAULT_STAGES = 20
-DEFAULT_SALIENCY = "plain"
 
 
 def sparsify(  # noqa: PLR0913 - each word is one a user may want to say, and none must be said
@@ -44,7 +43,7 @@ def sparsify(  # noqa: PLR0913 - each word is one a user may want to say, and no
     *,
     criterion: Criterion | str = "oba",
     stages: int = DEFAULT_STAGES,
-    saliency: Saliency | str = DEFAULT_SALIENCY,
+    saliency: Saliency | str | None = None,
     batch_norm: str = "frozen",
 ) -> Outcome[MaskPlan]:
     """A network of the same shape with most of its weights zero, which stay zero; the given one is untouched.
@@ -56,7 +55,8 @@ def sparsify(  # noqa: PLR0913 - each word is one a user may want to say, and no
         task: what a batch is and what its loss is; classification unless said.
         criterion: what decides which weights go; one that scores parameters.
         stages: how often the network is scored and masked.
-        saliency: how scores rank weights: `plain`, `paper`, `normalised`, or a `Saliency`.
+        saliency: how scores rank weights: `plain`, `paper`, `normalised`, or a `Saliency`; the criterion's own unless
+            given.
         batch_norm: `frozen`, or `re-estimate` to measure statistics anew after every stage.
 
     Returns:
@@ -79,7 +79,7 @@ def sparsify(  # noqa: PLR0913 - each word is one a user may want to say, and no
     check_task(task)
     _check_choices(sparsity, batch_norm)
     how = criterion if isinstance(criterion, Criterion) else find_criterion(criterion)
-    form = find_saliency(saliency)
+    form = how.weighed(saliency)
     score = how.score
     if score is None:
         raise ConfigError(
