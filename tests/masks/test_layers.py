@@ -9,6 +9,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from apoptosis.errors import ConfigError, ModelError
 from apoptosis.masks import maskable
 from apoptosis.models import MODELS
+from oracles.library import define_torchvision_ops
 
 CIFAR_RESNET20_WEIGHTS = 268_336
 """What the public unstructured pruners count as prunable of the narrow ResNet20 with padded shortcuts."""
@@ -72,11 +73,14 @@ def test_frozen_and_integer_parameters_stay() -> None:
 
 
 def test_a_linear_layer_of_transformers_reads_along_its_first_dimension() -> None:
+    define_torchvision_ops()
     transformers = pytest.importorskip("transformers")
     from transformers.pytorch_utils import Conv1D
 
     assert maskable(Conv1D(6, 4))["weight"].dim == 0
-    config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=11, n_positions=8)
+    config = transformers.GPT2Config(
+        n_embd=8, n_layer=1, n_head=2, vocab_size=11, n_positions=8, bos_token_id=0, eos_token_id=0
+    )
     found = maskable(transformers.GPT2LMHeadModel(config))
     block = "transformer.h.0"
     inside = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
