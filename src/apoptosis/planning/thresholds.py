@@ -75,5 +75,13 @@ def _digit_counts(values: Iterable[Tensor], prefix: int, shift: int) -> Tensor:
 
 
 def _chunks(values: Iterable[Tensor]) -> Iterator[Tensor]:
-    for tensor in values:
-        yield from tensor.reshape(-1).split(CHUNK)
+    """Pieces of about one size: large tensors are cut, small ones on one device joined."""
+    held: list[Tensor] = []
+    for piece in (piece for tensor in values for piece in tensor.reshape(-1).split(CHUNK)):
+        fits = sum(map(len, held)) + len(piece) <= CHUNK
+        if held and not (fits and piece.device == held[0].device):
+            yield torch.cat(held)
+            held = []
+        held.append(piece)
+    if held:
+        yield torch.cat(held)

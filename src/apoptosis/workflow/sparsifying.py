@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from apoptosis.criteria import Criterion, Saliency, find_criterion, saliencies
 from apoptosis.errors import ConfigError
 from apoptosis.masks import Layer, MaskPlan, identity_masks, mask, mask_, masks_of
-from apoptosis.planning import Sparsity, make_masks, threshold
+from apoptosis.planning import Sparsity, make_masks
 from apoptosis.progress import track
 from apoptosis.records import Outcome, ScoreSummary, Spending, StepRecord
 from apoptosis.repair import batch_norm as mend_batch_norms
@@ -173,10 +173,8 @@ def _summaries(values: Mapping[str, Tensor], alive: MaskPlan) -> dict[str, Score
     for name, own in values.items():
         left = own[alive.kept(name).to(own.device)] if name in alive.masks else own
         if left.numel():
-            median = threshold(
-                [left], left.numel() // 2 + 1
-            ).value  # torch's sorts, which takes seconds
-            found[name] = ScoreSummary(float(left.min()), median, float(left.max()))
+            spread = torch.stack([left.min(), left.median(), left.max()])
+            found[name] = ScoreSummary(*spread.tolist())
     return found
 
 
