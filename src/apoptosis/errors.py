@@ -17,6 +17,9 @@ Each derives from a built-in as well, so that both habits of catching work. A me
 what was found, what can be done about it.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 
 class ApoptosisError(Exception):
     """Root of all errors raised on purpose by this library."""
@@ -59,9 +62,9 @@ class PlanMismatchError(ApoptosisError, ValueError):
 
 
 class BudgetError(ApoptosisError, ValueError):
-    """A budget cannot be reached within the limits given; `reachable` has the shares that can be."""
+    """A budget cannot be reached within the limits given; `reachable` has the shares that can be, where known."""
 
-    reachable: dict[str, float]
+    reachable: Mapping[str, float] = MappingProxyType({})
 
 
 class CheckpointError(ApoptosisError, ValueError):

@@ -219,7 +219,7 @@ def test_no_samples_are_refused(batches):
 
 def test_a_network_without_batch_norms_is_refused():
     model, x = built(lambda: nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3))), torch.zeros(2, 4)
-    with pytest.raises(ModelError, match=r"Sequential has no such module\. Leave this repair out"):
+    with pytest.raises(ModelError, match=r"Sequential has no such module\. Leave them as they are"):
         mended(model, [(x.double(), None)])
 
 

@@ -262,5 +262,5 @@ def _lowest_shares(structure: Structure, selection: Selection) -> dict[str, floa
     try:
         check_reachable(structure, Budget(flops=1e-15, params=1e-15, units=1e-15), selection)
     except BudgetError as error:
-        return error.reachable
+        return dict(error.reachable)
     raise AssertionError("every group keeps a unit")

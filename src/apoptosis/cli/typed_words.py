@@ -39,6 +39,8 @@ def name_options(patterns: Iterable[str]) -> str:
 def _typed(message: str) -> str:
     message = re.sub(r"\b(flops|params|units)=", r"--keep-\1 ", message)
     message = re.sub(r"\ballow_empty=True", "--allow-empty", message)
+    message = re.sub(r"\bSparsity\(keep=([\d.]+)\)", r"--unstructured --keep \1", message)
+    message = re.sub(r"\bThe pattern (\d+:\d+) takes", r"--pattern \1 takes", message)
     message = re.sub(
         r" keep a share of these \(shares=\{.*?\}\);", "", message
     )  # typed, there are no shares
@@ -53,6 +55,7 @@ def _typed(message: str) -> str:
         lambda found: f"--{found[1].replace('_', '-')} ",
         message,
     )
+    message = message.replace(", --keep", " --keep")
     return message.replace("`structure.pinned` has", "`apoptosis inspect` shows")
 
 

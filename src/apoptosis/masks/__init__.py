@@ -9,7 +9,7 @@ Which weights go is decided in `planning`; this room knows no scores.
 
 from apoptosis.masks.foreign import import_masks
 from apoptosis.masks.keeping import mask, mask_, mask_optimizer_, masks_of, release_
-from apoptosis.masks.layers import Layer, maskable
+from apoptosis.masks.layers import Layer, as_patterns, maskable
 from apoptosis.masks.pattern import Pattern
 from apoptosis.masks.plan import Mask, MaskPlan, check_fits, identity_masks, zeros_of
 from apoptosis.masks.semi_structured import semi_structured
@@ -19,6 +19,7 @@ __all__ = [
     "Mask",
     "MaskPlan",
     "Pattern",
+    "as_patterns",
     "check_fits",
     "identity_masks",
     "import_masks",

@@ -3,15 +3,17 @@
 Nothing is added to the model's state and nothing to its forward pass. A weight that is gone is an entry that is zero
 and gets no gradient: the gradient is masked as it arrives, before anybody clips it or an optimiser sees it. Every
 optimiser that treats entries one by one then leaves the weight, its momentum and its moments at zero, weight decay or
-not. One that mixes entries (Muon) is told by `mask_optimizer_`.
+not. One that mixes entries (Muon), or that remembers the weights from before, is told by `mask_optimizer_`.
 
-The masks go with `copy.deepcopy` and pickles of the model. Loading a state dict zeroes again what it brings. A
-parameter that is replaced by another one has no masks until `mask_` is called again.
+The masks go with `copy.deepcopy` and pickles of the model and of its parts; loading a state dict zeroes again what it
+brings; after a cut, what is zero in a masked tensor stays zero. What writes to weights past their gradients
+(`reset_parameters`, `weight.data = …`) brings them back until `mask_(model, masks_of(model))` is called; saving such a
+network is refused.
 """
 
 import copy
-from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from apoptosis.errors import ConfigError
-from apoptosis.masks.plan import Mask, MaskPlan, check_fits
+from apoptosis.masks.plan import Mask, MaskPlan, check_fits, fingerprint
 from apoptosis.structure import copy_with
 
 __all__ = ["mask", "mask_", "mask_optimizer_", "masks_of", "release_"]
@@ -49,43 +51,49 @@ def mask(model: AnyModel, masks: MaskPlan) -> AnyModel:
 def mask_(model: AnyModel, masks: MaskPlan) -> AnyModel:
     """Zero the removed weights where they are and keep them so, in the place of any masks of before.
 
+    An optimiser that has trained the model already remembers momentum of these weights: tell it by `mask_optimizer_`.
+
     Raises:
         PlanMismatchError: the masks are for another model; it is as it was.
     """
     held = check_fits(model, masks)
     release_(model)
-    keeper = _Keeper(masks, {name: held[name] for name in masks.masks})
-    setattr(model, _PLACE, keeper)
-    for path, module in model.named_modules():
-        own = {
-            name.rpartition(".")[2]: name for name in masks.masks if name.rpartition(".")[0] == path
-        }
-        if own:
-            module.register_load_state_dict_post_hook(_Reload(keeper, own))
+    own: dict[int, Mask] = {}
+    for name, one in masks.masks.items():  # a tied weight may have been masked under several names
+        place = id(held[name])
+        own[place] = own[place].joined(one) if place in own else one
+    for module in model.modules():
+        parameters = module.named_parameters(recurse=False)
+        kept = {name: _Kept(own[id(p)], p) for name, p in parameters if id(p) in own}
+        if kept:
+            keeper = _Keeper(kept)
+            setattr(module, _PLACE, keeper)
+            module.register_load_state_dict_post_hook(keeper)
     return model
 
 
 def masks_of(model: nn.Module) -> MaskPlan | None:
-    """The masks that a model keeps; none if a masked parameter was replaced by another since."""
-    keeper = getattr(model, _PLACE, None)
-    if not isinstance(keeper, _Keeper):
-        return None
-    held = dict(model.named_parameters(remove_duplicate=False))
-    same = all(held.get(name) is weight for name, weight in keeper.weights.items())
-    return keeper.masks if same else None
+    """The masks that a model keeps, its parts' included; none of parameters that were replaced by others since."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    found: dict[str, Mask] = {}
+    for kept in _kept(model):
+        if kept.holds and (own := names.get(id(kept.weight))):
+            found[own[0]] = replace(kept.mask, names=tuple(own))
+    return MaskPlan(found, fingerprint(model)) if found else None
 
 
 def release_(model: AnyModel) -> AnyModel:
-    """Keep no masks any longer. What is zero stays so until it is trained."""
-    keeper = getattr(model, _PLACE, None)
-    if isinstance(keeper, _Keeper):
-        keeper.let_go()
-        delattr(model, _PLACE)
-        for module in model.modules():
+    """Keep no masks any longer, of any part. What is zero stays so until it is trained."""
+    for module in model.modules():
+        keeper = vars(module).get(_PLACE)
+        if isinstance(keeper, _Keeper):
+            keeper.let_go()
+            delattr(module, _PLACE)
             hooks = module._load_state_dict_post_hooks
-            for number, hook in list(hooks.items()):
-                if isinstance(hook, _Reload) and hook.keeper is keeper:
-                    del hooks[number]
+            for number in [number for number, hook in hooks.items() if hook is keeper]:
+                del hooks[number]
     return model
 
 
@@ -93,37 +101,31 @@ def mask_optimizer_(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     """Clear what an optimiser remembers of weights that are gone, now and after each of its steps.
 
     Needed for an optimiser that has trained the weights before they went, and for one that mixes the entries of a
-    gradient (Muon). Others keep the masks by themselves.
+    gradient (Muon). Others keep the masks by themselves. A copy of the optimiser is to be told again.
 
     Raises:
         ConfigError: the model keeps no masks, or the optimiser trains none of its masked weights.
     """
-    keeper = getattr(model, _PLACE, None)
-    if not isinstance(keeper, _Keeper):
+    num = len(list(_kept(model)))
+    if not num:
         raise ConfigError(
             f"An optimiser was to keep the masks of {type(model).__name__}, which keeps none. Mask the model first: "
             "`mask_(model, masks)`."
         )
-    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if not any(id(weight) in trained for weight in keeper.weights.values()):
+    clear = _Clear(model)
+    if not clear.cleared(optimizer):
         raise ConfigError(
-            f"The optimiser trains none of the {len(keeper.weights)} masked weights of {type(model).__name__}. Pass "
-            "the model it was made for."
+            f"The optimiser trains none of the {num} masked weights of {type(model).__name__}. Pass the model it was "
+            "made for."
         )
-
-    def clear(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        now = getattr(model, _PLACE, None)  # masks may have been replaced since, or released
-        if isinstance(now, _Keeper):
-            now.clear_(optimizer, trained)
-
-    clear(optimizer)
-    optimizer.register_step_post_hook(clear)
+    if clear not in optimizer._optimizer_step_post_hooks.values():
+        optimizer.register_step_post_hook(clear)
 
 
 class _Gone:
     """The removed entries of one weight, on whatever device they are asked for; called as a hook on its gradient.
 
-    It holds no weight: torch does not collect a weight whose own hook holds it.
+    It holds no weight: torch does not collect a weight whose own hook holds it. One byte per weight, once it is used.
     """
 
     def __init__(self, own: Mask) -> None:
@@ -131,91 +133,136 @@ class _Gone:
         self._gone: Tensor | None = None
 
     def __call__(self, weight: Tensor) -> None:
-        if weight.grad is not None:
-            if weight.grad.is_sparse:
-                weight.grad = weight.grad.to_dense()
+        if weight.grad is None:
+            return
+        if weight.grad.is_sparse:
+            weight.grad = self._sparse(weight.grad.coalesce())
+        else:
             self.zero_(weight.grad)
 
     def zero_(self, tensor: Tensor) -> None:
-        if self._gone is None or self._gone.device != tensor.device:
-            self._gone = ~self._mask.kept().to(tensor.device)
         with torch.no_grad():
-            tensor.masked_fill_(self._gone, 0)
+            tensor.masked_fill_(self._on(tensor.device), 0)
+
+    def _sparse(self, gradient: Tensor) -> Tensor:
+        """Of an embedding with sparse gradients: the rows that came up."""
+        gone = self._on(gradient.device)[tuple(gradient.indices())]
+        values = gradient.values().masked_fill(gone, 0)
+        return torch.sparse_coo_tensor(
+            gradient.indices(), values, gradient.shape, check_invariants=False, is_coalesced=True
+        )
+
+    def _on(self, device: torch.device) -> Tensor:
+        if self._gone is None or self._gone.device != device:
+            self._gone = ~self._mask.kept().to(device)
+        return self._gone
+
+
+class _Kept:
+    """One masked weight: zeroed once, its gradient whenever it arrives."""
+
+    def __init__(self, own: Mask, weight: Tensor) -> None:
+        self.mask, self.weight = own, weight
+        self.gone = _Gone(own)
+        self._hook = _first_hook(weight, self.gone)
+        self.zero_()
+
+    @property
+    def holds(self) -> bool:
+        """Whether gradients still pass by it: torch has ways to exchange what is behind a parameter."""
+        return self.gone in (self.weight._post_accumulate_grad_hooks or {}).values()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def zero_(self) -> None:
+        """Zero what is gone, and the gradient that has arrived already."""
+        if not self.weight.is_meta:
+            self.gone.zero_(self.weight)
+            self.gone(self.weight)
+
+    def let_go(self) -> None:
+        """No longer."""
+        self._hook.remove()
 
 
 class _Keeper:
-    """Zeroes weights once, and their gradients whenever they arrive. Copied and pickled along with its model."""
+    """The masked weights of one module, by their names there. Copied and pickled along with it; its hook on loading."""
 
-    def __init__(self, masks: MaskPlan | None, weights: dict[str, Tensor]) -> None:
-        self.masks = masks
-        self._take(weights)
+    def __init__(self, kept: dict[str, _Kept]) -> None:
+        self.kept = kept
 
     def let_go(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self.weights, self.gone, self._hooks = {}, {}, []
+        """Of all."""
+        for kept in self.kept.values():
+            kept.let_go()
+        self.kept = {}
 
-    def clear_(self, optimizer: torch.optim.Optimizer, trained: Set[int]) -> None:
-        """Zero removed weights and what the optimiser remembers of them."""
-        for name, weight in self.weights.items():
-            if id(weight) in trained:
-                own = optimizer.state.get(weight, {}).values()
-                for item in (weight, *own):
-                    if isinstance(item, Tensor) and item.shape == weight.shape:
-                        self.gone[name].zero_(item)
-
-    def take_again(self, weights: dict[str, Tensor]) -> None:
-        """Of some weights, which may be other tensors by now."""
-        weights = self.weights | {
-            name: own for name, own in weights.items() if name in self.weights
-        }
-        self.let_go()
-        self._take(weights)
-
-    def _take(self, weights: dict[str, Tensor]) -> None:
-        self.weights = weights
-        self.gone = {name: _Gone(self._masks[name]) for name in weights}
-        self._hooks = [_hooked(weight, self.gone[name]) for name, weight in weights.items()]
-        for name, weight in weights.items():
-            if not weight.is_meta:
-                self.gone[name].zero_(weight)
-
-    @property
-    def _masks(self) -> Mapping[str, Mask]:
-        return {} if self.masks is None else self.masks.masks
+    def __call__(self, module: nn.Module, _: Any) -> None:
+        """A state dict may have brought other numbers, or other tensors."""
+        held = dict(module.named_parameters(recurse=False))
+        for name, kept in self.kept.items():
+            if name in held and held[name] is not kept.weight:
+                # Assigned: the tensor may still be somebody else's, who wants it whole.
+                held[name].data = held[name].data.clone()
+                self.kept[name] = _Kept(kept.mask, held[name])
+            else:
+                kept.zero_()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Keeper":
-        weights = {name: copy.deepcopy(weight, memo) for name, weight in self.weights.items()}
-        # A cut on the way (`copy_with`) makes another network, which these masks are not for.
-        fits = all(weight.shape == self._masks[name].shape for name, weight in weights.items())
-        own = {n: weight for n, weight in weights.items() if weight is not self.weights[n]}
-        return _Keeper(self.masks, own) if fits else _Keeper(None, {})
+        copied = {name: copy.deepcopy(kept.weight, memo) for name, kept in self.kept.items()}
+        made = {name: _after_copying(self.kept[name], weight) for name, weight in copied.items()}
+        return _Keeper({name: kept for name, kept in made.items() if kept is not None})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"masks": self.masks, "weights": self.weights}
+        return {name: (kept.mask, kept.weight) for name, kept in self.kept.items()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)
+        self.kept = {name: _Kept(*own) for name, own in state.items()}
+
+
+def _after_copying(kept: _Kept, weight: Tensor) -> _Kept | None:
+    """The same of a copy. Of one that was cut on the way (`copy_with`), what is zero stays zero."""
+    if weight is kept.weight:
+        return None  # shared, and kept where it is
+    if weight.shape == kept.mask.shape:
+        return _Kept(kept.mask, weight)
+    if weight.is_meta:
+        return None
+    return _Kept(Mask.of(kept.mask.names, weight.detach() != 0), weight)
 
 
 @dataclass(frozen=True)
-class _Reload:
-    """A hook on a module that holds masked weights: a state dict may bring other numbers, or other tensors."""
+class _Clear:
+    """A hook on an optimiser."""
 
-    keeper: _Keeper
-    own: dict[str, str]
-    """Names of its parameters in the model, by their names here."""
+    model: nn.Module
 
-    def __call__(self, module: nn.Module, _: Any) -> None:
-        held = dict(module.named_parameters(recurse=False))
-        self.keeper.take_again(
-            {whole: held[name] for name, whole in self.own.items() if name in held}
-        )
+    def __call__(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self.cleared(optimizer)
+
+    def cleared(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the optimiser trains any weight that the model keeps masked by now."""
+        trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        own = [kept for kept in _kept(self.model) if id(kept.weight) in trained]
+        for kept in own:
+            kept.gone.zero_(kept.weight)
+            for item in optimizer.state.get(kept.weight, {}).values():
+                if isinstance(item, Tensor) and item.shape == kept.weight.shape:
+                    kept.gone.zero_(item)
+        return bool(own)
 
 
-def _hooked(weight: Tensor, gone: _Gone) -> RemovableHandle:
-    """A frozen weight gets its hook too: it may be trained later."""
+def _kept(model: nn.Module) -> Iterator[_Kept]:
+    for module in model.modules():
+        if isinstance(keeper := vars(module).get(_PLACE), _Keeper):
+            yield from keeper.kept.values()
+
+
+def _first_hook(weight: Tensor, gone: _Gone) -> RemovableHandle:
+    """A hook before those that are there: some step in theirs. A frozen weight gets one too: it may yet be trained."""
     trained = weight.requires_grad
     handle = weight.requires_grad_().register_post_accumulate_grad_hook(gone)
     weight.requires_grad_(trained)
+    hooks: dict[int, Any] = weight._post_accumulate_grad_hooks  # pyright: ignore[reportAttributeAccessIssue]
+    others = {number: hook for number, hook in hooks.items() if hook is not gone}
+    hooks.clear()  # torch calls them in the order of insertion, whatever an OrderedDict says
+    hooks.update({handle.id: gone} | others)
     return handle

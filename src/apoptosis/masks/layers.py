@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvTransposeNd
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import prune as torch_prune
 
 from apoptosis.errors import ConfigError, ModelError
 
-__all__ = ["Layer", "maskable"]
+__all__ = ["Layer", "as_patterns", "check_not_scripted", "maskable"]
 
 _LEFT_ALONE = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _NormBase)
 _INPUTS_FIRST = (_ConvTransposeNd,)
@@ -44,19 +46,20 @@ def maskable(model: nn.Module, names: Iterable[str] = ("*",)) -> dict[str, Layer
 
     Raises:
         ConfigError: a pattern fits nothing, or nothing is chosen.
-        ModelError: the weights are made anew at each call by `torch.nn.utils.prune`.
+        ModelError: weights have no shape yet, or are made anew at each call by `torch.nn.utils.prune`; or the model is
+            scripted.
 
     >>> list(maskable(nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))))
     ['0.weight']
     """
-    patterns = _patterns(names)
+    patterns = as_patterns(names)
     wanted = [pattern for pattern in patterns if not pattern.startswith("!")] or ["*"]
     unwanted = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
     held = _trained(model)
-    for pattern in (*wanted, *unwanted):
+    for given, pattern in [(p, p) for p in wanted] + [(f"!{p}", p) for p in unwanted]:
         if pattern != "*" and not any(_fits(own, pattern) for own in held):
             raise ConfigError(
-                f"The pattern {pattern!r} fits no trained weight of a layer of {type(model).__name__}. There are "
+                f"The pattern {given!r} fits no trained weight of a layer of {type(model).__name__}. There are "
                 f"{_some([own[0][0] for own in held if _is_layer_weight(own)])}; others are named in full."
             )
     found: dict[str, Layer] = {}
@@ -81,10 +84,15 @@ Places = list[tuple[str, nn.Module]]
 
 
 def _trained(model: nn.Module) -> list[Places]:
+    check_not_scripted(model)
     places: dict[int, Places] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         _check_not_pruned_by_torch(path, module)
         for name, parameter in module.named_parameters(recurse=False):
+            if is_lazy(parameter):
+                raise ModelError(
+                    f"{f'{path}.{name}' if path else name!r} has no shape yet. Run the model once, so that it gets one."
+                )
             if parameter.requires_grad and parameter.is_floating_point() and parameter.dim() > 0:
                 whole = f"{path}.{name}" if path else name
                 places.setdefault(id(parameter), []).append((whole, module))
@@ -109,7 +117,24 @@ def _input_dim(holder: nn.Module, shape: tuple[int, ...]) -> int:
     return 0 if turned or len(shape) < 2 else 1
 
 
-def _patterns(names: Any) -> tuple[str, ...]:
+def check_not_scripted(model: nn.Module) -> None:
+    """Refuse a scripted model: its parameters are made anew whenever somebody looks.
+
+    Raises:
+        ModelError: it is one.
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ModelError(
+            f"{type(model).__name__} is scripted, and its weights cannot be masked. Take the module it was made from."
+        )
+
+
+def as_patterns(names: Any) -> tuple[str, ...]:
+    """Patterns of names as they are meant.
+
+    Raises:
+        ConfigError: they are none.
+    """
     if isinstance(names, str):
         raise ConfigError(f"names={names!r} is one text; a list is meant: names=[{names!r}].")
     if not isinstance(names, Iterable) or isinstance(names, Mapping):

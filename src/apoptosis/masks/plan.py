@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from apoptosis.errors import PlanMismatchError
-from apoptosis.masks.layers import maskable
+from apoptosis.masks.layers import check_not_scripted, maskable
 from apoptosis.masks.pattern import Pattern
 from apoptosis.structure import Plan, fingerprint_of, model_tensors
 
@@ -56,6 +56,26 @@ class Mask:
         """True where a weight stays, on the CPU."""
         flat = np.unpackbits(self.bits, count=self.numel, bitorder="little")
         return torch.from_numpy(flat.view(np.bool_)).view(self.shape)
+
+    def joined(self, other: "Mask") -> "Mask":
+        """What stays under both; fewer weights fit both patterns, and the stricter one is told.
+
+        Raises:
+            PlanMismatchError: they have different shapes.
+        """
+        if self.shape != other.shape:
+            raise PlanMismatchError(
+                f"One mask of {self.names[0]!r} has shape {self.shape}, the other {other.shape}."
+            )
+        told = min((self, other), key=_strictness)
+        return replace(self, bits=self.bits & other.bits, pattern=told.pattern, dim=told.dim)
+
+    def fits(self, pattern: Pattern, dim: int) -> bool:
+        """Whether at most N of every M in a row along a dimension stay, whatever `pattern` says."""
+        if self.shape[dim] % pattern.m:
+            return False
+        rows = self.kept().movedim(dim, -1).unflatten(-1, (-1, pattern.m))
+        return bool((rows.sum(-1) <= pattern.n).all())
 
     @property
     def numel(self) -> int:
@@ -116,7 +136,7 @@ class MaskPlan:
             )
         joined = dict(self.masks)
         for name, mask in later.masks.items():
-            joined[name] = _joined(joined[name], mask) if name in joined else mask
+            joined[name] = joined[name].joined(mask) if name in joined else mask
         return MaskPlan(joined, self.fingerprint)
 
     def cut(self, plan: Plan) -> "MaskPlan":
@@ -232,9 +252,14 @@ def check_fits(model: nn.Module, plan: MaskPlan) -> dict[str, Tensor]:
     Raises:
         PlanMismatchError: they are for another one.
     """
+    check_not_scripted(model)
     held = model_tensors(model)
     remedy = "Make masks for this one, or give the network they were made for."
-    for mask in plan.masks.values():
+    for key, mask in plan.masks.items():
+        if key not in mask.names:
+            raise PlanMismatchError(
+                f"A mask stands under {key!r}, which is not among its own names: {', '.join(mask.names) or 'none'}."
+            )
         for name in mask.names:
             if name not in held:
                 raise PlanMismatchError(
@@ -245,6 +270,10 @@ def check_fits(model: nn.Module, plan: MaskPlan) -> dict[str, Tensor]:
                     f"The mask of {name!r} has shape {mask.shape}, the weight of this {type(model).__name__} {found}. "
                     f"{remedy}"
                 )
+        if not isinstance(held[key], nn.Parameter) or not held[key].is_floating_point():
+            raise PlanMismatchError(
+                f"{key!r} is no floating-point parameter, so no mask of it can be kept. {remedy}"
+            )
         if len({id(held[name]) for name in mask.names}) > 1:
             raise PlanMismatchError(
                 f"{' and '.join(mask.names)} were one tensor when the masks were made and are several now. Tie them "
@@ -258,14 +287,8 @@ def check_fits(model: nn.Module, plan: MaskPlan) -> dict[str, Tensor]:
     return held
 
 
-def _joined(first: Mask, second: Mask) -> Mask:
-    if first.shape != second.shape:
-        raise PlanMismatchError(
-            f"One mask of {first.names[0]!r} has shape {first.shape}, the other {second.shape}."
-        )
-    # Fewer weights still fit a pattern; of two different ones neither says all.
-    with_pattern = second if second.pattern is not None else first
-    return replace(with_pattern, bits=first.bits & second.bits)
+def _strictness(mask: Mask) -> tuple[float, str]:
+    return (1.0, "") if mask.pattern is None else (mask.pattern.density, str(mask.pattern))
 
 
 def _checksum(content: Any) -> str:

@@ -39,7 +39,7 @@ def semi_structured(model: AnyModel) -> AnyModel:
         if isinstance(module, nn.Linear)
     }
     chosen = {
-        name: linear[name] for name, m in own.items() if m.pattern == TWO_OF_FOUR and name in linear
+        name: linear[name] for name, m in own.items() if name in linear and m.fits(TWO_OF_FOUR, 1)
     }
     if not chosen:
         raise ConfigError(

@@ -8,7 +8,7 @@ into a `Plan`. For single weights, `Sparsity` says how many stay and `make_masks
 
 from apoptosis.planning.budget import Budget, spending
 from apoptosis.planning.limits import Limits, check_reachable, limits_of, within_reach
-from apoptosis.planning.masking import make_masks
+from apoptosis.planning.masking import check_not_emptied, check_shares, make_masks
 from apoptosis.planning.planner import make_plan, plan_within
 from apoptosis.planning.selection import Selection
 from apoptosis.planning.sparsity import Sparsity
@@ -20,7 +20,9 @@ __all__ = [
     "Selection",
     "Sparsity",
     "Threshold",
+    "check_not_emptied",
     "check_reachable",
+    "check_shares",
     "limits_of",
     "make_masks",
     "make_plan",

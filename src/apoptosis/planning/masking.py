@@ -1,6 +1,7 @@
 """`make_masks`: which single weights go. Exact counts, equal values in order of their place, nothing comes back."""
 
 from collections.abc import Iterator, Mapping
+from math import ceil, floor
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from apoptosis.masks import Layer, Mask, MaskPlan, Pattern, check_fits, identity
 from apoptosis.planning.sparsity import Sparsity, num_of
 from apoptosis.planning.thresholds import threshold
 
-__all__ = ["make_masks"]
+__all__ = ["check_not_emptied", "check_shares", "make_masks"]
 
 
 def make_masks(
@@ -58,9 +59,9 @@ def make_masks(
         made = {}
         for names, num in _shares(sparsity, layers):
             made |= chosen.by_count(names, num)
-    if not sparsity.allow_empty:
-        _check_none_is_empty(made, before, sparsity)
-    return MaskPlan(dict(before.masks) | made, before.fingerprint)
+    plan = MaskPlan(dict(before.masks) | made, before.fingerprint)
+    check_not_emptied(before, plan, sparsity)
+    return plan
 
 
 class _Chosen:
@@ -78,14 +79,14 @@ class _Chosen:
         if num >= num_left:
             return {name: self._before.masks[name] for name in names}
         if num == 0:
-            nothing = {
-                name: torch.zeros(self._layers[name].shape, dtype=torch.bool) for name in names
+            return {
+                name: self._left(name, torch.zeros(self._layers[name].shape, dtype=torch.bool))
+                for name in names
             }
-            return {name: Mask.of(self._layers[name].names, own) for name, own in nothing.items()}
         cut, made = threshold(alive, num), dict[str, Mask]()
         for name in names:
             kept, cut = cut.kept(self._values[name], self.alive(name))
-            made[name] = Mask.of(self._layers[name].names, kept)
+            made[name] = self._left(name, kept)
         return made
 
     def by_pattern(self, name: str, pattern: Pattern) -> Mask:
@@ -96,7 +97,16 @@ class _Chosen:
         first = rows.argsort(dim=-1, descending=True, stable=True)[..., : pattern.n]
         kept = torch.zeros_like(rows, dtype=torch.bool).scatter_(-1, first, True)  # noqa: FBT003 - the value to write
         kept = kept.flatten(-2).movedim(-1, layer.dim) & alive
-        return Mask.of(layer.names, kept, pattern, layer.dim)
+        return self._left(name, kept, pattern)
+
+    def _left(self, name: str, kept: Tensor, pattern: Pattern | None = None) -> Mask:
+        """A mask of what is left; it fits the pattern of before as well, and tells the stricter one."""
+        layer, before = self._layers[name], self._before.masks[name]
+        if before.pattern is not None and (
+            pattern is None or before.pattern.density < pattern.density
+        ):
+            return Mask.of(layer.names, kept, before.pattern, before.dim)
+        return Mask.of(layer.names, kept, pattern, None if pattern is None else layer.dim)
 
     def alive(self, name: str) -> Tensor:
         """True where a weight has not gone yet."""
@@ -118,11 +128,21 @@ class _Alive:
         return (self._chosen.values_left(name) for name in self._names)
 
 
+def check_shares(sparsity: Sparsity, layers: Mapping[str, Layer]) -> None:
+    """Refuse a share of all weights that those fixed for some layers do not allow.
+
+    Raises:
+        BudgetError: they do not.
+    """
+    if not isinstance(sparsity.pattern, Pattern):
+        _shares(sparsity, layers)
+
+
 def _shares(sparsity: Sparsity, layers: Mapping[str, Layer]) -> list[tuple[list[str], int]]:
     """Tensors that are ranked together, and how many of their weights stay."""
     assert sparsity.keep is not None, "without a pattern there is a share"
     numel = {name: int(torch.Size(own.shape).numel()) for name, own in layers.items()}
-    fixed = {name: sparsity.share(name) for name in layers}
+    fixed = {name: sparsity.share(own) for name, own in layers.items()}
     if sparsity.scope == "layer":
         shares = {n: sparsity.keep if own is None else own for n, own in fixed.items()}
         return [([name], num_of(share, numel[name])) for name, share in shares.items()]
@@ -132,10 +152,12 @@ def _shares(sparsity: Sparsity, layers: Mapping[str, Layer]) -> list[tuple[list[
     left = total - sum(alone.values())
     most = sum(numel[name] for name in together)
     if alone and not 0 <= left <= most:
-        raise _budget_error(
-            f"keep={sparsity.keep:g} leaves {total:,} of {sum(numel.values()):,} weights. The shares fix "
-            f"{sum(alone.values()):,} of them, and the {len(together)} other layers have {most:,}, so {left:,} cannot "
-            f"stay there. Ask for keep={sparsity.most(layers):.4g} or less, and no less than the shares take."
+        lowest, highest = sum(alone.values()), sum(alone.values()) + most
+        every = sum(numel.values())
+        near = _nearest(total, lowest, highest, every)
+        raise BudgetError(
+            f"keep={sparsity.keep:g} leaves {total:,} of {every:,} weights. Under the shares that are fixed for "
+            f"{len(alone)} layers, {lowest:,} to {highest:,} can stay: ask for keep={near}, or for other shares."
         )
     return [([name], num) for name, num in alone.items()] + ([(together, left)] if together else [])
 
@@ -172,25 +194,42 @@ def _sizes(name: str, layer: Layer, values: Mapping[str, Tensor]) -> Tensor:
     return sizes.contiguous()
 
 
-def _check_none_is_empty(made: Mapping[str, Mask], before: MaskPlan, sparsity: Sparsity) -> None:
-    empty = [
-        n for n, own in made.items() if own.numel and not own.num_kept and before.masks[n].num_kept
-    ]
-    if not empty:
+def check_not_emptied(before: MaskPlan, after: MaskPlan, sparsity: Sparsity) -> None:
+    """Refuse masks under which a layer loses its last weight, in terms of what was asked for in the end.
+
+    Raises:
+        BudgetError: one does, and `allow_empty` is not set.
+    """
+    made = {name: own for name, own in after.masks.items() if own.numel}
+    had = {name: own.num_kept for name, own in before.masks.items()}
+    empty = [n for n, own in made.items() if not own.num_kept and had.get(n, own.numel)]
+    if not empty or sparsity.allow_empty:
         return
     listed = ", ".join(f"{name} ({made[name].numel:,} weights)" for name in empty[:6])
     more = f" and {len(empty) - 6} more" if len(empty) > 6 else ""
-    smallest = min(own.numel for own in made.values() if own.numel)
-    helps = sparsity.scope == "global" and num_of(sparsity.density, smallest) > 0
-    evenly = "keep a share of every layer (scope='layer'); " if helps else ""
-    raise _budget_error(
+    smallest = min(own.numel for own in made.values())
+    share = "" if num_of(sparsity.density, smallest) else f", keep={_up(1 / smallest):g}"
+    evenly = (
+        f"keep a share of every layer (scope='layer'{share}); "
+        if sparsity.scope == "global"
+        else ""
+    )
+    enough = _up(max(sparsity.density, 1 / made[empty[0]].numel))
+    these = f"keep a share of these (shares={{'{empty[0]}': {enough:g}}}); "
+    raise BudgetError(
         f"Keeping {sparsity.density:.3g} of the weights would leave none of {listed}{more}, and the network would give "
-        f"the same whatever comes in there. Keep more; {evenly}keep a share of these (shares={{'{empty[0]}': 0.1}}); "
-        "or insist: allow_empty=True."
+        f"the same whatever comes in there. Keep more; {evenly}{these}or insist: allow_empty=True."
     )
 
 
-def _budget_error(text: str) -> BudgetError:
-    error = BudgetError(text)
-    error.reachable = {}
-    return error
+def _up(share: float) -> float:
+    return min(1.0, ceil(share * 1e4) / 1e4)
+
+
+def _nearest(asked: int, lowest: int, highest: int, every: int) -> str:
+    """The nearest share that can be met, in few digits where these lead there."""
+    number = lowest if asked < lowest else highest
+    exact = number / every
+    found = (round_(exact * 1e4) / 1e4 for round_ in (ceil, floor))
+    short = [share for share in found if lowest <= num_of(share, every) <= highest]
+    return f"{short[0] if short else exact!r}"

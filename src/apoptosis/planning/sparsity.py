@@ -3,19 +3,22 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from fractions import Fraction
 from math import ceil, prod
+from numbers import Real
 from typing import Any
 
 from torch import nn
 
 from apoptosis.errors import ConfigError
-from apoptosis.masks import Layer, Pattern, maskable
+from apoptosis.masks import Layer, Pattern, as_patterns, maskable
+from apoptosis.planning.divisibility import check_divides
 
 __all__ = ["Sparsity"]
 
 SCOPES = ("global", "layer")
-_ROUNDING = 1e-9
-"""0.7 · 10 is 6.999…; a share of weights is rounded down, but not for that."""
+_ROUNDING = Fraction(1, 10**9)
+"""0.125^(1/3) may be 0.4999…; a share of weights is rounded down, but not for that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +59,7 @@ class Sparsity:
         if self.scope not in SCOPES:
             raise ConfigError(f"scope={self.scope!r} was asked for; there are {', '.join(SCOPES)}.")
         self._check_shares()
-        if isinstance(self.names, str):
-            raise ConfigError(
-                f"names={self.names!r} is one text; a list is meant: names=[{self.names!r}]."
-            )
+        object.__setattr__(self, "names", as_patterns(self.names))
 
     @property
     def density(self) -> float:
@@ -77,17 +77,17 @@ class Sparsity:
         """
         layers = maskable(model, self.names)
         for pattern in self.shares:
-            if not any(fnmatchcase(name, pattern) for name in layers):
+            if not any(_fits(own, pattern) for own in layers.values()):
                 raise ConfigError(
                     f"shares names {pattern!r}, which fits no weight that may go. There are {_some(list(layers))}."
                 )
         if isinstance(self.pattern, Pattern):
-            _check_divides(self.pattern, layers)
+            check_divides(self.pattern, layers)
         return layers
 
-    def share(self, name: str) -> float | None:
+    def share(self, layer: Layer) -> float | None:
         """The share fixed for a tensor; the last pattern that fits counts."""
-        found = [share for pattern, share in self.shares.items() if fnmatchcase(name, pattern)]
+        found = [share for pattern, share in self.shares.items() if _fits(layer, pattern)]
         return found[-1] if found else None
 
     def on_the_way(self, progress: float, layers: Mapping[str, Layer]) -> "Sparsity | None":
@@ -99,13 +99,13 @@ class Sparsity:
             keep = self.keep**progress
             return replace(there, keep=keep if progress == 1 else min(keep, there.most(layers)))
         full = self.pattern
-        n = ceil(full.m * full.density**progress - _ROUNDING)
+        n = ceil(full.m * full.density**progress - float(_ROUNDING))
         return replace(self, pattern=Pattern(n, full.m)) if n < full.m else None
 
     def most(self, layers: Mapping[str, Layer]) -> float:
         """The largest share of all weights that can stay under the shares fixed for some."""
         sizes = {name: prod(own.shape) for name, own in layers.items()}
-        fixed = {name: self.share(name) for name in layers}
+        fixed = {name: self.share(own) for name, own in layers.items()}
         stay = [n if (s := fixed[name]) is None else num_of(s, n) for name, n in sizes.items()]
         return sum(stay) / max(1, sum(sizes.values()))
 
@@ -128,28 +128,16 @@ class Sparsity:
 
 
 def num_of(share: float, total: int) -> int:
-    """A share of a number of weights, rounded down."""
-    return min(total, int(share * total + _ROUNDING))
+    """A share of a number of weights, rounded down. 0.29 means 29 hundredths; its binary form is a little below."""
+    return min(total, int(Fraction(repr(float(share))) * total + _ROUNDING))
 
 
-def _check_divides(pattern: Pattern, layers: Mapping[str, Layer]) -> None:
-    odd = {name: own for name, own in layers.items() if own.shape[own.dim] % pattern.m}
-    if not odd:
-        return
-    listed = ", ".join(
-        f"{name} ({own.shape[own.dim]} inputs)" for name, own in list(odd.items())[:8]
-    )
-    more = f" and {len(odd) - 8} more" if len(odd) > 8 else ""
-    out = ", ".join(f"'!{name}'" for name in list(odd)[:8])
-    raise ConfigError(
-        f"The pattern {pattern} takes weights {pattern.m} at a time along a layer's inputs, and {pattern.m} does not "
-        f"divide those of {listed}{more}. Leave them whole: names=[{out}{', …' if more else ''}]."
-    )
+def _fits(layer: Layer, pattern: str) -> bool:
+    return any(fnmatchcase(name, pattern) for name in layer.names)
 
 
 def _is_share(value: Any) -> bool:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and 0 < value <= 1
+    return not isinstance(value, bool) and isinstance(value, Real) and 0 < float(value) <= 1
 
 
 def _some(names: list[str]) -> str:

@@ -69,7 +69,7 @@ def check_has_batch_norms(model: nn.Module) -> list[_BatchNorm]:
         why = " It was delivered as a program, which has none." if is_program else ""
         raise ModelError(
             f"Statistics of batch norms were to be measured anew, and {type(model).__name__} has no such module.{why} "
-            "Leave this repair out."
+            "Leave them as they are: without this repair, or with batch_norm='frozen'."
         )
     return norms
 

@@ -11,7 +11,7 @@ too. Accuracy without any training depends more on this than on the criterion (e
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from apoptosis.criteria import Criterion, Saliency, find_criterion, saliencies
 from apoptosis.errors import ConfigError
 from apoptosis.masks import Layer, MaskPlan, identity_masks, mask, mask_, masks_of
-from apoptosis.planning import Sparsity, make_masks
+from apoptosis.planning import Sparsity, check_not_emptied, check_shares, make_masks
 from apoptosis.progress import track
 from apoptosis.records import Outcome, ScoreSummary, Spending, StepRecord
 from apoptosis.repair import batch_norm as mend_batch_norms
@@ -89,6 +89,7 @@ def sparsify(  # noqa: PLR0913 - each word is one a user may want to say, and no
     if batch_norm == "re-estimate":
         check_has_batch_norms(model)
     layers = sparsity.layers(model)
+    check_shares(sparsity, layers)
     masks = masks_of(model) or identity_masks(model, sparsity.names)
     small = mask(model, masks)
     history: list[StepRecord] = []
@@ -101,7 +102,8 @@ def sparsify(  # noqa: PLR0913 - each word is one a user may want to say, and no
         with failures_explained(how.name):
             scores = score(small, batches, task)
         values = saliencies(scores, small, form, layers, masks)
-        later = make_masks(small, values, here, start=masks)
+        later = make_masks(small, values, replace(here, allow_empty=True), start=masks)
+        check_not_emptied(masks, later, sparsity)
         small = mask_(small, later)
         if batch_norm == "re-estimate":
             small = mend_batch_norms(model, small, later, batches, task)
@@ -162,7 +164,8 @@ def _num_nonzero(tensors: Iterable[Tensor]) -> int:
 def _removed(before: MaskPlan, after: MaskPlan) -> dict[str, int]:
     counts, later = before.counts(), after.counts()
     gone = {
-        name: counts[name][0] - kept if name in counts else 0 for name, (kept, _) in later.items()
+        name: (counts[name][0] if name in counts else numel) - kept
+        for name, (kept, numel) in later.items()
     }
     return {name: num for name, num in gone.items() if num}
 
