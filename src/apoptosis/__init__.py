@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from apoptosis import criteria, errors
-    from apoptosis.checkpoint import load, load_masks, load_outcome, save, save_masks
+    from apoptosis.checkpoint import load, load_outcome, save
     from apoptosis.criteria import Aggregation, Scores, UnitScores, unit_scores
     from apoptosis.curvature import (
         Curvature,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         paper_terms,
         reference_product,
     )
-    from apoptosis.masks import MaskPlan, import_masks, mask, mask_, masks_of
+    from apoptosis.masks import MaskPlan, import_masks, mask, mask_, mask_optimizer_, masks_of
     from apoptosis.planning import Budget, Selection, Sparsity, make_masks, make_plan
     from apoptosis.records import Outcome
     from apoptosis.structure import Plan, Structure, cut, cut_optimizer, trace, verify, zero
@@ -53,18 +53,17 @@ __all__ = [
     "import_masks",
     "layer_tangents",
     "load",
-    "load_masks",
     "load_outcome",
     "make_masks",
     "make_plan",
     "mask",
     "mask_",
+    "mask_optimizer_",
     "masks_of",
     "paper_terms",
     "prune",
     "reference_product",
     "save",
-    "save_masks",
     "sparsify",
     "trace",
     "unit_scores",
@@ -108,18 +107,17 @@ _ROOMS = {
     "import_masks": "masks",
     "layer_tangents": "curvature",
     "load": "checkpoint",
-    "load_masks": "checkpoint",
     "load_outcome": "checkpoint",
     "make_masks": "planning",
     "make_plan": "planning",
     "mask": "masks",
     "mask_": "masks",
+    "mask_optimizer_": "masks",
     "masks_of": "masks",
     "paper_terms": "curvature",
     "prune": "workflow",
     "reference_product": "curvature",
     "save": "checkpoint",
-    "save_masks": "checkpoint",
     "sparsify": "workflow",
     "trace": "structure",
     "unit_scores": "criteria",

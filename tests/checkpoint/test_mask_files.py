@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-import apoptosis as ap
 from apoptosis.checkpoint import load_masks, save, save_masks
 from apoptosis.errors import ApoptosisError, CheckpointError
 from apoptosis.masks import MaskPlan, identity_masks, mask, masks_of
@@ -34,8 +33,8 @@ def masks() -> MaskPlan:
     ids=["random", "empty", "whole", "2:4", "none"],
 )
 def test_masks_come_back(tmp_path, plan):
-    path = ap.save_masks(tmp_path / "masks.safetensors", plan)
-    found = ap.load_masks(path)
+    path = save_masks(tmp_path / "masks.safetensors", plan)
+    found = load_masks(path)
     assert found.same_as(plan)
     assert [(o.names, o.shape, o.pattern, o.dim) for o in found.masks.values()] == [
         (o.names, o.shape, o.pattern, o.dim) for o in plan.masks.values()
@@ -163,3 +162,11 @@ def test_any_damage_is_refused_or_harmless(tmp_path, masks):
         else:
             assert found.same_as(masks)
     assert refused > 550
+
+
+def test_a_part_of_a_checkpoint_is_not_overwritten(tmp_path):
+    path = save(tmp_path / "run", masked(Counting))
+    for name in ("run.json", "model.safetensors", "masks.safetensors"):
+        with pytest.raises(CheckpointError, match="part of a checkpoint"):
+            save_masks(path / name, identity_masks(Counting()))
+    save_masks(path.parent / "masks.safetensors", identity_masks(Counting()))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from apoptosis.criteria import oba, taylor
-from apoptosis.errors import PlanMismatchError
+from apoptosis.errors import ConfigError, PlanMismatchError
 from apoptosis.masks import (
     MaskPlan,
     identity_masks,
@@ -990,3 +990,39 @@ def test_a_masked_model_is_traced_and_cut_as_a_plain_one() -> None:
     small = cut(model, found.plan(kept))
     torch.testing.assert_close(small(x), cut(plain, expected.plan(kept))(x), **exactly)
     assert kept_of(zeros_of(small, ("*",))).keys() == set(masks.masks)
+
+
+# ------------------------------------------------------------------------------------------------ cuts and optimisers
+
+
+def test_after_a_cut_what_is_zero_stays_zero() -> None:
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    masks = random_plan(dense, 1)
+    plan = trace(dense, torch.zeros(1, 6)).plan({"0": [0, 2, 5]})
+    small = cut(mask(dense, masks), plan)
+    kept = masks_of(small)
+    assert kept.same_as(masks.cut(plan))
+    optimizer = torch.optim.AdamW(small.parameters(), 0.1)
+    for _ in range(3):
+        small(torch.randn(4, 6)).square().sum().backward()
+        optimizer.step()
+    assert kept.holds(small)
+
+
+def test_an_optimiser_of_another_model_is_refused() -> None:
+    dense = network()
+    model = mask(dense, random_plan(dense, 1))
+    with pytest.raises(ConfigError, match="trains none of the"):
+        mask_optimizer_(torch.optim.SGD(dense.parameters(), 0.1), model)
+    with pytest.raises(ConfigError, match="which keeps none"):
+        mask_optimizer_(torch.optim.SGD(dense.parameters(), 0.1), dense)
+
+
+def test_an_optimiser_is_told_once() -> None:
+    dense = network()
+    model = mask(dense, random_plan(dense, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        mask_optimizer_(optimizer, model)
+    assert len(optimizer._optimizer_step_post_hooks) == 1

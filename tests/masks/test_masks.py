@@ -5,7 +5,7 @@ import json
 import math
 import random
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from apoptosis.masks import (
     masks_of,
     zeros_of,
 )
+from apoptosis.planning import Sparsity, make_masks
 from apoptosis.structure import cut, trace
 from oracles.mask_choice import assert_kept, kept_of, plan_of, random_plan
 from oracles.small_networks import Convolutions, InCode
@@ -551,3 +552,34 @@ def test_a_cut_network_keeps_the_masks_cut_or_none() -> None:
     torch.testing.assert_close(
         cut(mask(model, masks), plan)(IMAGES), cut(mask_by_hand(model, masks), plan)(IMAGES)
     )
+
+
+def test_a_cut_along_the_inputs_leaves_no_pattern_behind_and_one_across_does() -> None:
+    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    values = {name: p.detach() for name, p in net.named_parameters()}
+    masks = make_masks(net, values, Sparsity(pattern="2:4"))
+    plan = trace(net, torch.zeros(1, 8)).plan({"0": [0, 2, 5, 6]})
+    cut_masks = masks.cut(plan).masks
+    assert str(cut_masks["0.weight"].pattern) == "2:4"  # rows went
+    assert cut_masks["2.weight"].pattern is None  # columns went, and neighbours with them
+
+
+def test_joined_masks_tell_the_stricter_pattern_in_any_order() -> None:
+    net = nn.Linear(8, 8)
+    values = {"weight": net.weight.detach()}
+    first, second, third = (
+        make_masks(net, values, asked)
+        for asked in (Sparsity(pattern="2:4"), Sparsity(pattern="6:8"), Sparsity(keep=0.9))
+    )
+    for one, other in ((first, second), (second, first), (first, third), (third, first)):
+        assert str(one.then(other).masks["weight"].pattern) == "2:4"
+        assert one.then(other).masks["weight"].fits(Pattern(2, 4), 1)
+    assert not third.masks["weight"].fits(Pattern(2, 4), 1)
+
+
+def test_a_mask_with_bits_behind_its_last_weight_is_refused() -> None:
+    net = nn.Linear(3, 1)
+    wrong = replace(identity_masks(net).masks["weight"], bits=np.array([0xFF], np.uint8))
+    data = MaskPlan({"weight": wrong}, identity_masks(net).fingerprint).to_bytes()
+    with pytest.raises(PlanMismatchError, match="more bits"):
+        MaskPlan.from_bytes(data)

@@ -341,3 +341,26 @@ def test_masks_of_a_network_that_is_not_the_models_own_are_refused(net: nn.Modul
     other = nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 4))
     with pytest.raises(ValueError, match="another|has none"):
         mask(net, identity_masks(other))
+
+
+def test_what_is_gone_does_not_count_in_a_mean(net: nn.Module, data: Any) -> None:
+    """A criterion that scores what is gone: the mean is over what is left."""
+
+    def even(model: nn.Module, *_: Any) -> Scores:
+        generator = torch.Generator().manual_seed(0)
+        values = {n: torch.rand(p.shape, generator=generator) for n, p in model.named_parameters()}
+        return Scores(values, "even")
+
+    way = Criterion("even", "chance", even)
+    once = sparsify(net, data, Sparsity(keep=0.5), criterion=way, stages=1, saliency="plain")
+    asked = Sparsity(keep=0.3)
+    twice = sparsify(once.model, data, asked, criterion=way, stages=1, saliency=Saliency("mean"))
+    scores, best = even(net).values, []
+    for name, own in once.plan.masks.items():
+        left = scores[name] * once.plan.kept(name)
+        best += (left / (left.sum() / own.num_kept)).flatten().tolist()
+    lowest = sorted(best, reverse=True)[twice.plan.num_kept - 1]
+    for name, own in once.plan.masks.items():
+        left = scores[name] * once.plan.kept(name)
+        expected = left / (left.sum() / own.num_kept) >= lowest
+        assert torch.equal(twice.plan.kept(name), expected)

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from apoptosis.checkpoint.files import write_file
-from apoptosis.checkpoint.folders import real_folder, sync_file
+from apoptosis.checkpoint.folders import MEMBERS, real_folder, sync_file
 from apoptosis.errors import ApoptosisError, CheckpointError
 from apoptosis.masks import MaskPlan
 
@@ -39,6 +39,10 @@ def save_masks(path: str | os.PathLike[str], masks: MaskPlan) -> Path:
             "or `masks_of(model)`."
         )
     target, data = real_folder(path), masks.to_bytes()
+    if target.name in MEMBERS and (target.parent / "run.json").is_file():
+        raise CheckpointError(
+            f"{target} is part of a checkpoint, which would be damaged. Give another name, or save the outcome."
+        )
     if target.is_dir():
         raise CheckpointError(f"{target} is a folder; masks are one file. Give the name of a file.")
     try:

@@ -10,6 +10,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,8 @@ def call_function(name: str, gives: str) -> Any:
     path, _, function_name = name.rpartition(":")
     # Its neighbours are found as `python file.py` finds them, also by imports that happen only later.
     _put_first_on_path(Path(path).resolve().parent if path.endswith(".py") else Path.cwd())
-    module = _from_file(Path(path)) if path.endswith(".py") else _imported(path)
+    with redirect_stdout(sys.stderr):  # what it prints is not ours, and --json is read by machines
+        module = _from_file(Path(path)) if path.endswith(".py") else _imported(path)
     function = _function(module, path, function_name)
     if needed := _needed_arguments(function):
         raise ConfigError(
@@ -69,7 +71,8 @@ def call_function(name: str, gives: str) -> Any:
             f"returns {gives}."
         )
     try:
-        return function()
+        with redirect_stdout(sys.stderr):
+            return function()
     except Exception as error:
         raise ConfigError(told(name, error)) from error
 

@@ -55,7 +55,7 @@ def _typed(message: str) -> str:
         lambda found: f"--{found[1].replace('_', '-')} ",
         message,
     )
-    message = message.replace(", --keep", " --keep")
+    message = message.replace("--scope layer, ", "--scope layer ")
     return message.replace("`structure.pinned` has", "`apoptosis inspect` shows")
 
 

@@ -27,6 +27,14 @@ def load_weights_(model: nn.Module, path: Path) -> None:
     Raises:
         CheckpointError: there is no such file, it holds other things than tensors, or they are of another model.
     """
+    if (checkpoint := path if path.is_dir() else path.parent) and (
+        checkpoint / "run.json"
+    ).is_file():
+        raise CheckpointError(
+            f"{path} is a checkpoint of apoptosis, or part of one: a smaller network than the one it was made from. "
+            "Let a function load it and name that function as the model, my_nets.py:small with "
+            f"`def small(): return ap.load({str(checkpoint)!r}, dense=…)`."
+        )
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise CheckpointError(
