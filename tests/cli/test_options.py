@@ -8,7 +8,7 @@ from apoptosis.cli.app import app
 from apoptosis.cli.options import MODEL_NAMES
 from apoptosis.criteria import AGGREGATIONS
 from apoptosis.models import MODELS
-from apoptosis.workflow import DEFAULT_CRITERION, DEFAULT_STEPS
+from apoptosis.workflow import DEFAULT_CRITERION, DEFAULT_STEPS, DEFAULT_WEIGHT_CRITERION
 
 HELP = """
 import sys
@@ -40,7 +40,8 @@ def test_help_lists_every_model_and_teaches_with_examples(command):
 def test_help_tells_the_choices_and_defaults_of_the_library():
     text = shown("prune")
     assert ", ".join(AGGREGATIONS) in text
-    assert f"[default: {DEFAULT_CRITERION}]" in text
+    told = f"{DEFAULT_CRITERION} for units and {DEFAULT_WEIGHT_CRITERION} for weights"
+    assert told in text
     assert f"[default: {DEFAULT_STEPS}]" in text
 
 

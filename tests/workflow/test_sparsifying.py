@@ -62,7 +62,9 @@ def assert_same_state(model: nn.Module, before: dict[str, torch.Tensor]) -> None
 def test_every_stage_leaves_its_share_and_only_removes(
     net: nn.Module, data: Any, keep: float, stages: int
 ) -> None:
-    outcome = sparsify(net, data, Sparsity(keep=keep, allow_empty=True), stages=stages)
+    outcome = sparsify(
+        net, data, Sparsity(keep=keep, allow_empty=True), criterion="oba", stages=stages
+    )
     total = outcome.plan.num_weights
     left = [sum(record.left.values()) for record in outcome.history]
     assert left == [int(share * total + 1e-9) for share in stage_keeps(keep, stages)]
@@ -74,7 +76,9 @@ def test_every_stage_leaves_its_share_and_only_removes(
 
 def test_each_stage_scores_the_network_as_it_is_by_then(net: nn.Module, data: Any) -> None:
     """Done by hand: score, rank by the formula, zero the lowest of those that are left."""
-    outcome = sparsify(net, data, Sparsity(keep=0.2), stages=4, saliency=Saliency("max", 1.0))
+    outcome = sparsify(
+        net, data, Sparsity(keep=0.2), criterion="oba", stages=4, saliency=Saliency("max", 1.0)
+    )
     twin = copy.deepcopy(net)
     names = ["0.weight", "2.weight", "4.weight"]
     alive = {name: torch.ones_like(twin.get_parameter(name), dtype=torch.bool) for name in names}
@@ -136,7 +140,7 @@ def test_magnitudes_go_alike_in_one_stage_and_in_many(trained: nn.Module) -> Non
 def test_patterns_go_through_those_between(
     net: nn.Module, data: Any, pattern: str, stages: int
 ) -> None:
-    outcome = sparsify(net, data, Sparsity(pattern=pattern), stages=stages)
+    outcome = sparsify(net, data, Sparsity(pattern=pattern), criterion="oba", stages=stages)
     n, m = map(int, pattern.split(":"))
     total, between = outcome.plan.num_weights, stage_patterns(n, m, stages)
     expected = [num * total // m for i, num in enumerate(between) if num != ([m, *between])[i]]
@@ -191,12 +195,13 @@ def test_frozen_norms_stay_and_measured_ones_are_those_of_the_end(
 def test_norms_measured_after_a_stage_change_the_scores_of_the_next(
     trained: nn.Module, batches: Batches
 ) -> None:
-    losses = {
-        policy: sparsify(trained, batches, Sparsity(keep=0.2), stages=2, batch_norm=policy)
-        .history[1]
-        .loss
+    outcomes = {
+        policy: sparsify(
+            trained, batches, Sparsity(keep=0.2), criterion="oba", stages=2, batch_norm=policy
+        )
         for policy in ("frozen", "re-estimate")
     }
+    losses = {policy: outcome.history[1].loss for policy, outcome in outcomes.items()}
     assert losses["frozen"] != losses["re-estimate"]
 
 
@@ -223,7 +228,7 @@ def test_zeros_that_were_there_are_told_apart_from_what_was_asked(
 
 
 def test_records_tell_the_spread_of_what_ranked_and_the_loss(net: nn.Module, data: Any) -> None:
-    outcome = sparsify(net, data, Sparsity(keep=0.5), stages=2, saliency="plain")
+    outcome = sparsify(net, data, Sparsity(keep=0.5), criterion="oba", stages=2, saliency="plain")
     first = outcome.history[0]
     expected = oba(net, data)
     values = expected.values["2.weight"].abs().flatten().sort().values
@@ -260,8 +265,17 @@ def test_nothing_of_the_given_model_changes(trained: nn.Module, batches: Batches
 def test_progress_is_told_by_stages(net: nn.Module, data: Any) -> None:
     events: list[Any] = []
     with listen(events.append):
-        sparsify(net, data, Sparsity(keep=0.5), stages=3)
+        sparsify(net, data, Sparsity(keep=0.5), criterion="oba", stages=3)
     assert max(e.done for e in events if e.what == "sparsifying by oba") == 3
+
+
+def test_weights_alone_need_no_data_and_one_stage_the_others_twenty(
+    net: nn.Module, data: Any
+) -> None:
+    outcome = sparsify(net, [], Sparsity(keep=0.5))
+    assert outcome.settings["criterion"] == "magnitude"
+    assert outcome.settings["stages"] == len(outcome.history) == 1
+    assert sparsify(net, data, Sparsity(keep=0.5), criterion="oba").settings["stages"] == 20
 
 
 def test_settings_are_plain_values(net: nn.Module, data: Any) -> None:
@@ -282,7 +296,7 @@ def test_settings_are_plain_values(net: nn.Module, data: Any) -> None:
         ({"stages": 2.0}, ConfigError, "stages=2.0"),
         ({"criterion": "obaa"}, ConfigError, "there are oba"),
         ({"criterion": "taylor-gate"}, ConfigError, "scores whole units"),
-        ({"saliency": "max"}, ConfigError, "there are plain, paper"),
+        ({"saliency": "max"}, ConfigError, "there are plain, normalised, paper"),
         ({"batch_norm": "mended"}, ConfigError, "frozen, re-estimate"),
         ({"batch_norm": "re-estimate"}, ModelError, "no such module"),
         ({"task": "classification"}, ConfigError, "The task is a str"),
@@ -308,7 +322,7 @@ def test_batches_that_can_be_read_once_are_refused(net: nn.Module, data: Any) ->
 def test_labels_that_do_not_fit_are_explained(net: nn.Module, data: Any) -> None:
     wrong = [(inputs, labels + 10) for inputs, labels in data]
     with pytest.raises(DataError, match="Scoring by oba failed"):
-        sparsify(net, wrong, Sparsity(keep=0.5), stages=1)
+        sparsify(net, wrong, Sparsity(keep=0.5), criterion="oba", stages=1)
 
 
 def test_scores_that_are_no_numbers_are_refused_by_name(net: nn.Module, data: Any) -> None:

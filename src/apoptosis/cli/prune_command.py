@@ -150,13 +150,15 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
         ),
     ] = None,
     stages: Annotated[
-        int,
+        int | None,
         typer.Option(
-            help="How often the network is scored and weights are zeroed.",
+            help="How often the network is scored and weights are zeroed; 20 unless said, 1 for criteria that read "
+            "no data.",
             min=1,
+            show_default=False,
             rich_help_panel=WEIGHTS,
         ),
-    ] = 20,
+    ] = None,
     scope: Annotated[
         str,
         typer.Option(
@@ -167,8 +169,9 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
     saliency: Annotated[
         str | None,
         typer.Option(
-            help="How scores rank weights: plain by size; normalised by size within the layer's largest; paper adds "
-            "the weight's own size to that. The criterion's own unless said.",
+            help="How scores rank weights: plain by size; normalised by size over the layer's largest; paper adds the "
+            "weight's own size to that; balanced adds it to size over the layer's norm. The criterion's own unless "
+            "said.",
             show_default=False,
             rich_help_panel=WEIGHTS,
         ),
@@ -188,11 +191,13 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
     ] = False,
     data: DataOption,
     criterion: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="What decides which units or weights go; `apoptosis criteria` lists them."
+            help="What decides which units or weights go; `apoptosis criteria` lists them. Unless said, oba for units "
+            "and magnitude for weights.",
+            show_default=False,
         ),
-    ] = "oba",
+    ] = None,
     name: Annotated[
         list[str] | None,
         typer.Option(
@@ -263,8 +268,8 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
                     subject=subject,
                     keep=keep,
                     pattern=pattern,
-                    criterion=criterion,
-                    stages=stages,
+                    asked_criterion=criterion,
+                    asked_stages=stages,
                     scope=scope,
                     saliency=saliency,
                     batch_norm=batch_norm,
@@ -286,7 +291,7 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
                 keep_flops=keep_flops,
                 keep_params=keep_params,
                 keep_units=keep_units,
-                criterion=criterion,
+                asked_criterion=criterion,
                 steps=steps,
                 aggregation=aggregation,
                 repair=tuple(repair or ()),

@@ -21,7 +21,7 @@ class PruneOptions:
     keep_flops: float | None = None
     keep_params: float | None = None
     keep_units: float | None = None
-    criterion: str = DEFAULT_CRITERION
+    asked_criterion: str | None = None
     steps: int = DEFAULT_STEPS
     aggregation: str | None = None
     repair: tuple[str, ...] = ()
@@ -35,6 +35,11 @@ class PruneOptions:
     out: Path | None = None
     dry_run: bool = False
     as_json: bool = False
+
+    @property
+    def criterion(self) -> str:
+        """What was asked for, or the library's choice."""
+        return self.asked_criterion or DEFAULT_CRITERION
 
     @property
     def place(self) -> Path:

@@ -18,7 +18,6 @@ from apoptosis.cli.result_tables import (
     load_lines,
     num_batches,
     plain_table,
-    reads_data,
     scored_on,
     scoring_cost,
     show_evaluation,
@@ -27,6 +26,7 @@ from apoptosis.cli.result_tables import (
 )
 from apoptosis.cli.sources import NamedModel
 from apoptosis.cli.subject import Subject
+from apoptosis.criteria import CRITERIA
 from apoptosis.errors import BudgetError
 from apoptosis.planning import Budget, Selection, check_reachable
 from apoptosis.records import Outcome
@@ -124,7 +124,7 @@ class DryRun:
             },
             _lowest_shares(structure, selection),
             num_batches(batches),
-            reads_data(options.criterion),
+            CRITERIA[options.criterion].reads_data,
         )
 
     def as_data(self) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def next_command(result: PruneResult) -> tuple[str, str]:
         repair, out = (*options.repair, "batch_norm"), beside(options.out, "repaired")
         return _command(replace(options, repair=repair, out=out)), "with batch norms measured anew"
     other = "magnitude" if options.criterion != "magnitude" else DEFAULT_CRITERION
-    compared = replace(options, criterion=other, out=beside(options.out, other))
+    compared = replace(options, asked_criterion=other, out=beside(options.out, other))
     return _command(compared), "how much of this was the criterion?"
 
 
@@ -210,7 +210,7 @@ def _command(options: PruneOptions) -> str:
         ("keep-flops", options.keep_flops, None),
         ("keep-params", options.keep_params, None),
         ("keep-units", options.keep_units, None),
-        ("criterion", options.criterion, DEFAULT_CRITERION),
+        ("criterion", options.asked_criterion, None),
         ("steps", options.steps, DEFAULT_STEPS),
         ("aggregation", options.aggregation, None),
         *(("repair", repair, None) for repair in options.repair),

@@ -1,6 +1,5 @@
 """What all commands that make a network smaller show alike: evaluations, where the result lies, what to type next."""
 
-import inspect
 import shlex
 from collections.abc import Iterable, Sized
 from pathlib import Path
@@ -27,7 +26,6 @@ __all__ = [
     "load_lines",
     "num_batches",
     "plain_table",
-    "reads_data",
     "scored_on",
     "scoring_cost",
     "show_evaluation",
@@ -124,7 +122,7 @@ def step_as_data(step: StepRecord, what: str) -> dict[str, Any]:
 
 def scoring_cost(criterion: str, passes: int, batches: int | None) -> str:
     """How often the data would be read; `batches` is None where their number is not known."""
-    if not reads_data(criterion):
+    if not CRITERIA[criterion].reads_data:
         return f"{counted(passes, 'scoring')}; {criterion} reads no data."
     told = counted(passes, "scoring pass", "scoring passes")
     if batches is None:
@@ -135,14 +133,6 @@ def scoring_cost(criterion: str, passes: int, batches: int | None) -> str:
 def num_batches(batches: Iterable[Batch]) -> int | None:
     """None where it is not known without reading them."""
     return len(batches) if isinstance(batches, Sized) else None
-
-
-def reads_data(criterion: str) -> bool:
-    """Criteria that can be called without batches read none."""
-    entry = CRITERIA[criterion]
-    if entry.score is None:
-        return True
-    return inspect.signature(entry.score).parameters["batches"].default is inspect.Parameter.empty
 
 
 def has_batch_norms(model: nn.Module) -> bool:

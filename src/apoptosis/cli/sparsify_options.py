@@ -6,14 +6,11 @@ from pathlib import Path
 from apoptosis.cli.places import free_place
 from apoptosis.cli.subject import SubjectOptions
 from apoptosis.cli.typed_words import in_typed_words
+from apoptosis.criteria import find_criterion
 from apoptosis.errors import ConfigError
 from apoptosis.planning import Sparsity
 from apoptosis.planning.sparsity import SCOPES
-from apoptosis.workflow import (
-    BATCH_NORM_POLICIES,
-    DEFAULT_CRITERION,
-    DEFAULT_STAGES,
-)
+from apoptosis.workflow import BATCH_NORM_POLICIES, DEFAULT_WEIGHT_CRITERION, default_stages
 
 __all__ = ["DEFAULT_POLICY", "DEFAULT_SCOPE", "SparsifyOptions"]
 
@@ -28,8 +25,8 @@ class SparsifyOptions:
     subject: SubjectOptions
     keep: float | None = None
     pattern: str | None = None
-    criterion: str = DEFAULT_CRITERION
-    stages: int = DEFAULT_STAGES
+    asked_criterion: str | None = None
+    asked_stages: int | None = None
     scope: str = DEFAULT_SCOPE
     saliency: str | None = None
     batch_norm: str = DEFAULT_POLICY
@@ -38,6 +35,16 @@ class SparsifyOptions:
     out: Path | None = None
     dry_run: bool = False
     as_json: bool = False
+
+    @property
+    def criterion(self) -> str:
+        """What was asked for, or the library's choice."""
+        return self.asked_criterion or DEFAULT_WEIGHT_CRITERION
+
+    @property
+    def stages(self) -> int:
+        """What was asked for, or what the criterion needs."""
+        return self.asked_stages or default_stages(find_criterion(self.criterion))
 
     @property
     def place(self) -> Path:

@@ -18,7 +18,6 @@ from apoptosis.cli.result_tables import (
     load_lines,
     num_batches,
     plain_table,
-    reads_data,
     scored_on,
     scoring_cost,
     show_evaluation,
@@ -28,12 +27,12 @@ from apoptosis.cli.result_tables import (
 from apoptosis.cli.sources import NamedModel
 from apoptosis.cli.sparsify_options import DEFAULT_POLICY, DEFAULT_SCOPE, SparsifyOptions
 from apoptosis.cli.subject import Subject
+from apoptosis.criteria import CRITERIA
 from apoptosis.masks import Layer, MaskPlan, Pattern, maskable, masks_of
 from apoptosis.planning import Sparsity
 from apoptosis.planning.sparsity import num_of
 from apoptosis.records import Outcome
 from apoptosis.structure import model_tensors
-from apoptosis.workflow import DEFAULT_CRITERION, DEFAULT_STAGES
 
 __all__ = ["SparsifyDryRun", "SparsifyResult", "show_dry_run", "show_result"]
 
@@ -164,7 +163,7 @@ class SparsifyDryRun:
 
     def as_data(self) -> dict[str, Any]:
         """As plain data."""
-        read = reads_data(self.options.criterion)
+        read = CRITERIA[self.options.criterion].reads_data
         anew = self.options.batch_norm == "re-estimate"
         return {
             "model": self.options.subject.model,
@@ -247,8 +246,8 @@ def next_command(result: SparsifyResult) -> tuple[str, str]:
     if result.has_frozen_norms:
         again = replace(options, batch_norm="re-estimate", out=beside(options.out, "re-estimated"))
         return _command(again), "with batch norms measured anew"
-    other = "magnitude" if options.criterion != "magnitude" else DEFAULT_CRITERION
-    compared = replace(options, criterion=other, out=beside(options.out, other))
+    other = "magnitude" if options.criterion != "magnitude" else "oba"
+    compared = replace(options, asked_criterion=other, out=beside(options.out, other))
     return _command(compared), "how much of this was the criterion?"
 
 
@@ -258,8 +257,8 @@ def _command(options: SparsifyOptions) -> str:
         ("unstructured", options.pattern is None, None),
         ("keep", options.keep, None),
         ("pattern", options.pattern, None),
-        ("criterion", options.criterion, DEFAULT_CRITERION),
-        ("stages", options.stages, DEFAULT_STAGES),
+        ("criterion", options.asked_criterion, None),
+        ("stages", options.asked_stages, None),
         ("scope", options.scope, DEFAULT_SCOPE),
         ("saliency", options.saliency, None),
         ("batch-norm", options.batch_norm, DEFAULT_POLICY),

@@ -56,11 +56,13 @@ class Saliency:
 SALIENCIES = MappingProxyType(
     {
         "plain": Saliency(),
-        "paper": Saliency("max", 1.0),
         "normalised": Saliency("max"),
+        "paper": Saliency("max", 1.0),
+        "balanced": Saliency("l2", 1.0),
     }
 )
-"""By name. `plain`: |s|, in units of the loss. `paper`: divided by the tensor's largest, |θ| added."""
+"""By name. `plain`: |s|, in units of the loss. `normalised`: divided by the tensor's largest; `paper` adds |θ| to that.
+`balanced`: divided by the tensor's norm, |θ| added, so that |θ| weighs more; best of the four for OBA and Taylor."""
 
 
 def find_saliency(asked: "Saliency | str") -> Saliency:

@@ -39,8 +39,9 @@ class Criterion:
     ) = None
     aggregation: Aggregation = Aggregation()
     """How its scores are gathered unless one says otherwise."""
-    saliency: Saliency = SALIENCIES["paper"]
+    saliency: Saliency = SALIENCIES["balanced"]
     """How its scores rank single weights unless one says otherwise."""
+    reads_data: bool = True
 
     def __post_init__(self) -> None:
         if (self.score is None) == (self.score_units is None):
@@ -106,9 +107,14 @@ _ENTRIES = (
     Criterion(
         "obd-fisher", "½ θ² mean squared gradient per sample", partial(obd, diagonal="fisher")
     ),
-    Criterion("magnitude", "|θ|", magnitude, saliency=SALIENCIES["plain"]),
-    Criterion("magnitude-l2", "θ²", partial(magnitude, power=2.0), saliency=SALIENCIES["plain"]),
-    Criterion("random", "uniform on (0, 1)", random, saliency=SALIENCIES["plain"]),
+    *(
+        Criterion(name, summary, score, saliency=SALIENCIES["plain"], reads_data=False)
+        for name, summary, score in (
+            ("magnitude", "|θ|", magnitude),
+            ("magnitude-l2", "θ²", partial(magnitude, power=2.0)),
+            ("random", "uniform on (0, 1)", random),
+        )
+    ),
 )
 
 CRITERIA = MappingProxyType({entry.name: entry for entry in _ENTRIES})

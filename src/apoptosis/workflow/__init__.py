@@ -7,16 +7,18 @@ from apoptosis.workflow.arguments import first_sample
 from apoptosis.workflow.pruning import DEFAULT_CRITERION, DEFAULT_STEPS, default_selection, prune
 from apoptosis.workflow.sparsifying import (
     BATCH_NORM_POLICIES,
-    DEFAULT_STAGES,
+    DEFAULT_WEIGHT_CRITERION,
+    default_stages,
     sparsify,
 )
 
 __all__ = [
     "BATCH_NORM_POLICIES",
     "DEFAULT_CRITERION",
-    "DEFAULT_STAGES",
     "DEFAULT_STEPS",
+    "DEFAULT_WEIGHT_CRITERION",
     "default_selection",
+    "default_stages",
     "first_sample",
     "prune",
     "sparsify",
