@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from apoptosis import criteria, errors
+    from apoptosis import criteria, errors, masks
     from apoptosis.checkpoint import load, load_outcome, save
     from apoptosis.criteria import Aggregation, Scores, UnitScores, unit_scores
     from apoptosis.curvature import (
@@ -59,6 +59,7 @@ __all__ = [
     "mask",
     "mask_",
     "mask_optimizer_",
+    "masks",
     "masks_of",
     "paper_terms",
     "prune",
@@ -113,6 +114,7 @@ _ROOMS = {
     "mask": "masks",
     "mask_": "masks",
     "mask_optimizer_": "masks",
+    "masks": "masks",
     "masks_of": "masks",
     "paper_terms": "curvature",
     "prune": "workflow",

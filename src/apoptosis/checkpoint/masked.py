@@ -150,7 +150,8 @@ def _checked(held: Held, tensor: Tensor, masks: MaskPart, present: MaskPart | No
         raise CheckpointError(
             f"{wrong:,} of the {_count(~kept):,} weights of {held.names[0]!r} that the masks remove are not zero: "
             "the network was changed without keeping them. Put them on again with `mask_(model, masks)`, and train the "
-            "network that keeps them. Nothing was written."
+            "network that keeps them, with a new optimiser or one that was told: `mask_optimizer_(optimizer, model)`. "
+            "Nothing was written."
         )
     now = None if present is None else _kept(held, present, tensor)
     if now is not None and (lost := _count(~now if kept is None else kept & ~now)):

@@ -142,8 +142,7 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
     pattern: Annotated[
         str | None,
         typer.Option(
-            help="N:M, as 2:4: of every 4 weights in a row along a layer's inputs 2 stay. In the place of "
-            "--unstructured --keep.",
+            help="N:M, as 2:4: of every 4 weights in a row along a layer's inputs 2 stay. Implies --unstructured.",
             metavar="N:M",
             show_default=False,
             rich_help_panel=WEIGHTS,
@@ -153,7 +152,7 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
         int | None,
         typer.Option(
             help="How often the network is scored and weights are zeroed; 20 unless said, 1 for criteria that read "
-            "no data.",
+            "no data, at most M-N for a pattern.",
             min=1,
             show_default=False,
             rich_help_panel=WEIGHTS,
@@ -228,7 +227,7 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
         bool, typer.Option("--json", help="Print the result as JSON and nothing else.")
     ] = False,
 ) -> None:
-    """Make a model smaller: score, remove a little, score again, until no more is left than was asked; then save it.
+    """Make a model smaller until no more of it is left than was asked, and save it.
 
     Whole units go, and the network is smaller and faster: --keep-flops, --keep-params, --keep-units, one or more.
 
@@ -243,7 +242,7 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
 
       apoptosis prune digits_cnn --data digits --unstructured --keep 0.1 --batch-norm re-estimate
 
-      apoptosis prune digits_cnn --data digits --pattern 2:4 --name '!stem.*' --criterion magnitude
+      apoptosis prune digits_cnn --data digits --pattern 2:4 --name '!stem.*'    (4 does not divide its 1 input)
     """
     with errors_shown(context):
         about_weights = is_about_weights(context)

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from torch import nn
 
 from apoptosis.cli.finishing import Finished
 from apoptosis.cli.names import counted
@@ -18,7 +19,6 @@ from apoptosis.cli.result_tables import (
     load_lines,
     num_batches,
     plain_table,
-    scored_on,
     scoring_cost,
     show_evaluation,
     show_place,
@@ -42,7 +42,7 @@ MOST_STAGES = 20
 NO_FASTER = "Zeros alone do not make a dense network faster, only its file smaller."
 FASTER_2_4 = (
     "A GPU can use 2:4 weights of linear layers of fitting sizes: "
-    "apoptosis.masks.semi_structured(small.half().cuda())."
+    "ap.masks.semi_structured(small.half().cuda())."
 )
 FROZEN_NORMS = (
     "Its batch norms still have the dense network's statistics; --batch-norm re-estimate measures them anew after "
@@ -67,6 +67,22 @@ class SparsifyResult:
     def removed_something(self) -> bool:
         """Whether any weight went."""
         return self.outcome.plan.num_kept < self.outcome.plan.num_weights
+
+    @property
+    def suits_a_gpu(self) -> bool:
+        """Whether there are linear layers with 2:4 masks."""
+        linear = (n for n, m in self.outcome.model.named_modules() if isinstance(m, nn.Linear))
+        own = [
+            self.outcome.plan.masks.get(f"{name}.weight" if name else "weight") for name in linear
+        ]
+        return any(mask is not None and mask.pattern == Pattern(2, 4) for mask in own)
+
+    @property
+    def num_kept_zeros(self) -> int:
+        """Weights that may stay and are zero all the same."""
+        held = model_tensors(self.outcome.model)
+        masks = self.outcome.plan.masks
+        return sum(own.num_kept - int(held[n].count_nonzero()) for n, own in masks.items())
 
     @property
     def has_frozen_norms(self) -> bool:
@@ -188,8 +204,8 @@ def show_result(result: SparsifyResult, console: Console) -> None:
     console.print(
         Text.assemble(
             (options.subject.model, "bold"),
-            f" sparsified by {options.criterion} in {counted(len(outcome.history), 'stage')}"
-            f"{scored_on(outcome.history)} ({result.run.seconds:.1f} s)\n",
+            f" sparsified by {_how(options)} in {counted(len(outcome.history), 'stage')}"
+            f"{_read(result)} ({result.run.seconds:.1f} s)\n",
         )
     )
     console.print(_shares_table(outcome))
@@ -200,8 +216,11 @@ def show_result(result: SparsifyResult, console: Console) -> None:
         more = f" and {len(whole) - 6} more" if len(whole) > 6 else ""
         console.print(Text(f"Left whole: {', '.join(whole[:6])}{more}"), soft_wrap=True)
     console.print()
-    is_2_4 = options.pattern is not None and str(Pattern.parse(options.pattern)) == "2:4"
-    remarks = [NO_FASTER, *([FASTER_2_4] if is_2_4 else [])]
+    remarks = [NO_FASTER, *([FASTER_2_4] if result.suits_a_gpu else [])]
+    if zeros := result.num_kept_zeros:
+        remarks.append(
+            f"{zeros:,} of the weights that stay were zero before. ap.masks.zeros_of(model) makes masks of them."
+        )
     if result.has_frozen_norms:
         remarks.append(FROZEN_NORMS)
     for remark in remarks:
@@ -327,7 +346,9 @@ def _shares_table(outcome: Outcome[MaskPlan]) -> Table:
 
 
 def _layers_table(plan: MaskPlan) -> Table:
-    table = plain_table(("layer", "left"), ("weights", "right"), ("kept", "right"), ("", "right"))
+    table = plain_table(
+        ("layer", "left"), ("weights", "right"), ("kept", "right"), ("share", "right")
+    )
     for name, (kept, numel) in plan.counts().items():
         table.add_row(Text(name), f"{numel:,}", f"{kept:,}", f"{kept / numel:.1%}")
     return table
@@ -337,10 +358,26 @@ def _sizes(result: SparsifyResult) -> str:
     files, dense = result.file_bytes(), result.dense_bytes
     weights, masks = files.get("model.safetensors", 0), files.get("masks.safetensors", 0)
     total = weights + masks
+    others = sum(files.values()) - total
+    if total >= dense:
+        return f"Weights and masks take {_kb(total)} on disk, {_kb(dense)} dense: too little went for a smaller file."
     return (
         f"On disk: {_kb(total)} ({_kb(weights)} weights, {_kb(masks)} masks) instead of {_kb(dense)} dense: "
-        f"{total / max(1, dense):.1%}"
+        f"{total / max(1, dense):.1%}; the record of the run {_kb(others)} more"
     )
+
+
+def _how(options: SparsifyOptions) -> str:
+    told = "" if options.saliency is None else f" ({options.saliency})"
+    return f"{options.criterion}{told}"
+
+
+def _read(result: SparsifyResult) -> str:
+    """What was read, and for what."""
+    history, norms = result.outcome.history, result.options.batch_norm
+    scored = max((step.count for step in history), default=0)
+    words = f" on {counted(scored, 'sample')}" if scored else ""
+    return f"{words}, batch norms measured anew" if norms == "re-estimate" else words
 
 
 def _kb(num: int) -> str:

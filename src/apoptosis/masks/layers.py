@@ -60,7 +60,8 @@ def maskable(model: nn.Module, names: Iterable[str] = ("*",)) -> dict[str, Layer
         if pattern != "*" and not any(_fits(own, pattern) for own in held):
             raise ConfigError(
                 f"The pattern {given!r} fits no trained weight of a layer of {type(model).__name__}. There are "
-                f"{_some([own[0][0] for own in held if _is_layer_weight(own)])}; others are named in full."
+                f"{_some([own[0][0] for own in held if _is_layer_weight(own)]) or 'none'}; biases, norms and "
+                f"embeddings are named in full.{_frozen(model)}"
             )
     found: dict[str, Layer] = {}
     for own in held:
@@ -74,7 +75,7 @@ def maskable(model: nn.Module, names: Iterable[str] = ("*",)) -> dict[str, Layer
     if not found:
         raise ConfigError(
             f"No weight of {type(model).__name__} is left to prune: names={list(patterns)!r}. Weights of layers that "
-            f"are trained: {_some([own[0][0] for own in held if _is_layer_weight(own)]) or 'none'}."
+            f"are trained: {_some([own[0][0] for own in held if _is_layer_weight(own)]) or 'none'}.{_frozen(model)}"
         )
     return found
 
@@ -97,6 +98,16 @@ def _trained(model: nn.Module) -> list[Places]:
                 whole = f"{path}.{name}" if path else name
                 places.setdefault(id(parameter), []).append((whole, module))
     return list(places.values())
+
+
+def _frozen(model: nn.Module) -> str:
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+    if not frozen:
+        return ""
+    return (
+        f" Parameters with requires_grad=False are left alone, here {_some(frozen)}; turn it on where they may go: "
+        "parameter.requires_grad_()."
+    )
 
 
 def _is_layer_weight(places: Places) -> bool:

@@ -42,9 +42,10 @@ def semi_structured(model: AnyModel) -> AnyModel:
         name: linear[name] for name, m in own.items() if name in linear and m.fits(TWO_OF_FOUR, 1)
     }
     if not chosen:
+        found = f"its masks are of {', '.join(list(own)[:3])}" if own else "it keeps none"
         raise ConfigError(
-            f"{type(model).__name__} keeps no 2:4 masks of linear layers, and only those have kernels. Make them: "
-            'sparsify(model, batches, Sparsity(pattern="2:4")).'
+            f"{type(model).__name__} keeps no 2:4 masks of nn.Linear, which alone has kernels ({found}). Where it has "
+            'such layers, make them: sparsify(model, batches, Sparsity(pattern="2:4")).'
         )
     for name, module in chosen.items():
         weight = module.weight

@@ -6,6 +6,7 @@ from math import ceil, floor
 import torch
 from torch import Tensor, nn
 
+from apoptosis.criteria import Scores
 from apoptosis.errors import BudgetError, ConfigError, NonFiniteError, PlanMismatchError
 from apoptosis.masks import Layer, Mask, MaskPlan, Pattern, check_fits, identity_masks
 from apoptosis.planning.sparsity import Sparsity, num_of
@@ -16,7 +17,7 @@ __all__ = ["check_not_emptied", "check_shares", "make_masks"]
 
 def make_masks(
     model: nn.Module,
-    values: Mapping[str, Tensor],
+    values: Mapping[str, Tensor] | Scores,
     sparsity: Sparsity,
     *,
     start: MaskPlan | None = None,
@@ -25,7 +26,7 @@ def make_masks(
 
     Args:
         model: whose weights they are; read for names and shapes alone.
-        values: what ranks the weights, by name; their sizes count, not their signs.
+        values: what ranks the weights, by name, or scores; their sizes count, not their signs.
         sparsity: how many stay, or in which pattern.
         start: masks of before; what they removed stays removed, and is not ranked.
 
@@ -52,7 +53,8 @@ def make_masks(
     if start is not None:
         check_fits(model, start)
         before = before.then(start)
-    chosen = _Chosen(layers, _ranked(layers, values), before)
+    by_name = values.values if isinstance(values, Scores) else values
+    chosen = _Chosen(layers, _ranked(layers, by_name), before)
     if isinstance(sparsity.pattern, Pattern):
         made = {name: chosen.by_pattern(name, sparsity.pattern) for name in layers}
     else:
@@ -157,7 +159,7 @@ def _shares(sparsity: Sparsity, layers: Mapping[str, Layer]) -> list[tuple[list[
         near = _nearest(total, lowest, highest, every)
         raise BudgetError(
             f"keep={sparsity.keep:g} leaves {total:,} of {every:,} weights. Under the shares that are fixed for "
-            f"{len(alone)} layers, {lowest:,} to {highest:,} can stay: ask for keep={near}, or for other shares."
+            f"{len(alone)} of the layers, {lowest:,} to {highest:,} can stay: ask for keep={near}, or for other shares."
         )
     return [([name], num) for name, num in alone.items()] + ([(together, left)] if together else [])
 

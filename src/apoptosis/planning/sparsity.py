@@ -1,7 +1,7 @@
 """`Sparsity`: how many single weights may stay, or in which pattern, and where."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from math import ceil, prod
@@ -21,7 +21,7 @@ _ROUNDING = Fraction(1, 10**9)
 """0.125^(1/3) may be 0.4999…; a share of weights is rounded down, but not for that."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Sparsity:
     """What may stay of the weights of layers (`masks.maskable`): a share `keep`, or N of every M.
 
@@ -35,6 +35,7 @@ class Sparsity:
     """
 
     keep: float | None = None
+    _: KW_ONLY
     pattern: Pattern | str | None = None
     scope: str = "global"
     shares: Mapping[str, float] = field(default_factory=dict[str, float])

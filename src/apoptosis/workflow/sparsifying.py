@@ -44,7 +44,7 @@ DEFAULT_STAGES = 20
 
 def sparsify(  # noqa: PLR0913 - each word is one a user may want to say, and none must be said
     model: nn.Module,
-    batches: Iterable[Batch],
+    batches: Iterable[Batch] | None,
     sparsity: Sparsity,
     task: Task | None = None,
     *,
@@ -57,11 +57,13 @@ def sparsify(  # noqa: PLR0913 - each word is one a user may want to say, and no
 
     Args:
         model: a trained network. Masks it keeps already stay, and count.
-        batches: data to score on, read once per stage; anything that can be iterated again.
+        batches: data to score on, read once per stage; anything that can be iterated again. None where nothing reads
+            them: criteria of weights alone, with frozen batch norms.
         sparsity: what may stay: `Sparsity(keep=0.1)`, `Sparsity(pattern="2:4")`.
         task: what a batch is and what its loss is; classification unless said.
         criterion: what decides which weights go; one that scores parameters.
-        stages: how often the network is scored and masked; 20 unless given, 1 for criteria that read no data.
+        stages: how often the network is scored and masked; 20 unless given, 1 for criteria that read no data. N:M has
+            at most M − N of them: one weight of every M goes at each.
         saliency: how scores rank weights: `plain`, `normalised`, `paper`, `balanced`, or a `Saliency`; the criterion's
             own unless given.
         batch_norm: `frozen`, or `re-estimate` to measure statistics anew after every stage.
@@ -81,6 +83,7 @@ def sparsify(  # noqa: PLR0913 - each word is one a user may want to say, and no
     >>> print(outcome.spent[0])
     weights: asked 10.0%, got 9.99% (1,657 of 16,592)
     """
+    batches = () if batches is None else batches
     check_data(batches)
     check_task(task)
     _check_choices(sparsity, batch_norm)
