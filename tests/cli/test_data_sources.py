@@ -26,6 +26,9 @@ def pair():
 def triple():
     return [torch.zeros(2, 5, dtype=torch.int64)], None, TASK
 
+def batches_and_task():
+    return [torch.zeros(2, 5, dtype=torch.int64)], TASK
+
 def single():
     return (as_list(),)
 
@@ -142,6 +145,12 @@ def test_a_task_comes_as_the_third(own):
     assert isinstance(data.task, Task)
     assert data.task.count(next(iter(data.scoring))) == 8
     assert data.evaluation is None
+
+
+def test_a_task_may_come_without_batches_to_judge_on(own):
+    found = find_data(f"{own}:batches_and_task", Reading())
+    assert found.evaluation is None
+    assert found.task.count(torch.zeros(2, 5, dtype=torch.int64)) == 8
 
 
 def test_batches_are_split_into_smaller_ones(own):

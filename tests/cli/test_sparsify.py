@@ -180,7 +180,9 @@ def test_it_is_said_that_zeros_are_no_speed_and_what_the_file_saves(fifth):
         (out / name).stat().st_size / 1e3 for name in ("model.safetensors", "masks.safetensors")
     ]
     held = sum(sizes)
-    assert f"Weights and masks take {held:,.1f} kB on disk" in text, "headers outweigh a net so small"
+    assert f"Weights and masks take {held:,.1f} kB on disk" in text, (
+        "headers outweigh a net so small"
+    )
 
 
 def test_held_out_data_are_evaluated_before_and_after(fifth, own):

@@ -89,7 +89,13 @@ def _own(name: str, made: Any, reading: Reading) -> NamedData:
             "Task, the last two if there are any. Batches themselves come as a list or a DataLoader."
         )
     scoring: Any
+    evaluation: Any
+    task: Any
     scoring, evaluation, task = (*parts, None, None)[:3]
+    if (
+        isinstance(evaluation, Task) and task is None
+    ):  # nothing to judge on, and what the batches are
+        evaluation, task = None, evaluation
     if task is not None and not isinstance(task, Task):
         raise DataError(
             f"The third item that {name} gave is a {type(task).__name__}. It is the Task, as "

@@ -74,7 +74,8 @@ DataOption = Annotated[
     typer.Option(
         "--data",
         help="digits, or your own: module:function or file.py:function, which returns batches (a list, a DataLoader) "
-        "or a tuple: batches to score on, batches to evaluate on, and the Task if it is not classification.",
+        "or a tuple: batches to score on, batches to evaluate on if there are any, the Task if it is not "
+        "classification.",
         show_default=False,
     ),
 ]

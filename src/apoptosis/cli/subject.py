@@ -174,9 +174,15 @@ def _check_fits(
             options,
         )
         outputs = task.outputs(raw)
+        tokens = (
+            " (outputs for every position look like a language model's: let the data function return "
+            "(batches, ap.Task.language_model()))"
+            if outputs.dim() == 3
+            else ""
+        )
         _tried(
             lambda: _loss(task, outputs, batch),
-            f"{names}: the loss of outputs of shape {tuple(outputs.shape)} cannot be taken with these labels",
+            f"{names}: the loss of outputs of shape {tuple(outputs.shape)} cannot be taken with these labels{tokens}",
             options,
         )
 
