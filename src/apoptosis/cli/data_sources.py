@@ -88,14 +88,10 @@ def _own(name: str, made: Any, reading: Reading) -> NamedData:
             f"{name} gave a tuple of {len(parts)}. A tuple holds batches to score on, batches to evaluate on and a "
             "Task, the last two if there are any. Batches themselves come as a list or a DataLoader."
         )
+    if len(parts) == 2 and isinstance(parts[1], Task):
+        parts = (parts[0], None, parts[1])  # nothing to judge on
     scoring: Any
-    evaluation: Any
-    task: Any
     scoring, evaluation, task = (*parts, None, None)[:3]
-    if (
-        isinstance(evaluation, Task) and task is None
-    ):  # nothing to judge on, and what the batches are
-        evaluation, task = None, evaluation
     if task is not None and not isinstance(task, Task):
         raise DataError(
             f"The third item that {name} gave is a {type(task).__name__}. It is the Task, as "
