@@ -102,7 +102,9 @@ def scoring(way: str) -> Callable[[], Any]:
     return {
         "step": step,
         "oba": lambda: oba(model, batches),
-        "sparsify": lambda: sparsify(model, batches, Sparsity(keep=KEEP), stages=1),
+        "sparsify": lambda: sparsify(
+            model, batches, Sparsity(keep=KEEP, allow_empty=True), criterion="oba", stages=1
+        ),
     }[way]
 
 
