@@ -14,7 +14,7 @@ from torch import Tensor
 
 __all__ = ["Threshold", "threshold"]
 
-CHUNK = 2**22
+CHUNK = 2**20
 _DIGIT = 16
 _INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
