@@ -16,37 +16,55 @@ def masked(model: nn.Module, sparsity: Sparsity | None = None) -> nn.Module:
 
 def test_without_such_masks_there_is_nothing_to_compress() -> None:
     with pytest.raises(ConfigError, match='pattern="2:4"'):
-        semi_structured(nn.Linear(64, 64))
+        semi_structured(nn.Linear(64, 64), torch.ones(8, 64))
     with pytest.raises(ConfigError, match="2:4"):
-        semi_structured(masked(nn.Linear(64, 64), Sparsity(keep=0.5)))
+        semi_structured(masked(nn.Linear(64, 64), Sparsity(keep=0.5)), torch.ones(8, 64))
     with pytest.raises(ConfigError, match="nn.Linear"):
-        semi_structured(masked(nn.Conv2d(4, 4, 3)))
+        semi_structured(masked(nn.Conv2d(4, 4, 3)), torch.ones(1, 4, 8, 8))
 
 
 def test_the_cpu_has_no_kernels() -> None:
     with pytest.raises(ModelError, match=r'to\("cuda", torch.float16\)'):
-        semi_structured(masked(nn.Linear(64, 64)))
+        semi_structured(masked(nn.Linear(64, 64)), torch.ones(8, 64))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.filterwarnings("ignore:.*prototype stage.*:UserWarning")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_compressed_layers_compute_what_the_zeros_do(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("rows", [4096, 4099])
+def test_compressed_layers_compute_what_the_zeros_do(dtype: torch.dtype, rows: int) -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(128, 256), nn.GELU(), nn.Linear(256, 64), nn.Linear(64, 12))
+    net = nn.Sequential(
+        nn.Linear(64, 4096), nn.GELU(), nn.Linear(4096, 4096), nn.GELU(), nn.Linear(4096, 12)
+    )
     zeros = masked(net.to("cuda", dtype))
-    fast = semi_structured(zeros)
-    x = torch.randn(32, 128, device="cuda", dtype=dtype)
+    x = torch.randn(rows, 64, device="cuda", dtype=dtype)
+    fast, gains = semi_structured(zeros, x, replayed=True)
+    assert gains.keys() == {"0.weight", "2.weight"}, "12 rows: no kernel, left as it is"
+    for name, gain in gains.items():
+        compressed = type(fast.get_parameter(name).data) is not torch.Tensor
+        assert compressed == (gain > 1)
+    assert gains["2.weight"] > 1, "sixteen million weights"
     with torch.inference_mode():
         torch.testing.assert_close(fast(x), zeros(x), rtol=2e-2, atol=2e-2)
-    assert type(fast[0].weight.data) is not torch.Tensor, "compressed"
-    assert type(fast[3].weight.data) is torch.Tensor, "12 rows: no kernel, left as it is"
+        torch.testing.assert_close(fast(x[:8]), zeros(x[:8]), rtol=2e-2, atol=2e-2)
     assert masks_of(zeros) is not None, "the given model is untouched"
+    assert all(type(p.data) is torch.Tensor for p in zeros.parameters())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.filterwarnings("ignore:.*prototype stage.*:UserWarning")
+def test_what_does_not_gain_stays_dense() -> None:
+    zeros = masked(nn.Linear(64, 64).to("cuda", torch.float16))
+    fast, gains = semi_structured(zeros, torch.ones(8, 64, device="cuda", dtype=torch.float16))
+    assert gains["weight"] < 1
+    assert type(fast.weight.data) is torch.Tensor
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_sizes_without_kernels_are_refused() -> None:
     with pytest.raises(ModelError, match="multiples of"):
-        semi_structured(masked(nn.Linear(12, 12).to("cuda", torch.float16)))
+        semi_structured(masked(nn.Linear(12, 12).to("cuda", torch.float16)), torch.ones(8, 12))

@@ -1,19 +1,24 @@
 """2:4 masks as torch's semi-structured tensors, which NVIDIA GPUs from Ampere on multiply with sparse tensor cores.
 
 Only `nn.Linear` has kernels for them; convolutions keep their zeros and their speed. Whether a layer gains depends on
-its shape and batch: benchmarks/semi_structured.py measures it.
+its shape, on the rows that reach it, on the algorithm among some twenty of cuSPARSELt's (the first of them loses where
+the best gains 1.5×), and on whether Python or a CUDA graph calls it: torch plans each product anew, for half a
+millisecond. So every layer is measured as it will run, and compressed only where that is faster;
+benchmarks/semi_structured.py has the figures.
 """
 
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
-from torch.sparse import to_sparse_semi_structured
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.sparse import SparseSemiStructuredTensorCUSPARSELT, to_sparse_semi_structured
 
 from apoptosis.errors import ConfigError, ModelError
 from apoptosis.masks.keeping import masks_of, release_
 from apoptosis.masks.pattern import Pattern
-from apoptosis.structure import copy_with
+from apoptosis.structure import Example, copy_with
 
 __all__ = ["semi_structured"]
 
@@ -22,10 +27,24 @@ AnyModel = TypeVar("AnyModel", bound=nn.Module)
 TWO_OF_FOUR = Pattern(2, 4)
 _MULTIPLES = {torch.float16: (32, 64), torch.bfloat16: (32, 64)}
 """Rows and columns of a weight must be multiples of these."""
+_ROWS = 16
+"""Inputs are padded to a multiple of so many rows."""
+_ROUND_SECONDS = 5e-3
 
 
-def semi_structured(model: AnyModel) -> AnyModel:
-    """A copy for inference in which 2:4 masked linear weights are compressed; the given one is untouched.
+def semi_structured(
+    model: AnyModel, example_inputs: Any, *, replayed: bool = False
+) -> tuple[AnyModel, dict[str, float]]:
+    """A copy for inference in which 2:4 masked linear weights are compressed where that is faster.
+
+    Args:
+        model: untouched; on CUDA, in float16 or bfloat16.
+        example_inputs: a batch such as will be served: a tensor, a tuple of positional or a dict of keyword arguments.
+        replayed: the copy will run in a CUDA graph, without the cost of calls from Python.
+
+    Returns:
+        The copy, and for each weight with 2:4 masks that the kernels take, how many times faster the compressed layer
+        is than the dense one. Those above 1 are compressed, the others dense; if none is, the copy gains nothing.
 
     Raises:
         ConfigError: the model keeps no 2:4 masks of linear layers.
@@ -63,12 +82,80 @@ def semi_structured(model: AnyModel) -> AnyModel:
         )
     fast = release_(copy_with(model, {})).eval().requires_grad_(requires_grad=False)
     modules = dict(fast.named_modules())
-    for name in fits:
-        module = modules[name.rpartition(".")[0]]
-        assert isinstance(module, nn.Linear), "chosen among linear layers"
-        compressed = to_sparse_semi_structured(module.weight.detach())
-        module.weight = nn.Parameter(compressed, requires_grad=False)
-    return fast
+    trials = {name: _Trial(modules[name.rpartition(".")[0]], replayed) for name in fits}
+    handles = [trial.layer.register_forward_pre_hook(trial) for trial in trials.values()]
+    try:
+        with torch.inference_mode():
+            Example.of(example_inputs).run(fast)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for trial in trials.values():
+        if trial.gain > 1:
+            trial.layer.weight = trial.compressed
+    return fast, {name: trial.gain for name, trial in trials.items()}
+
+
+class _Trial:
+    """One layer, dense and compressed, timed on the first inputs that reach it. `gain` is 0 if none do."""
+
+    def __init__(self, layer: nn.Module, replayed: bool) -> None:  # noqa: FBT001 # private
+        assert isinstance(layer, nn.Linear), "chosen among linear layers"
+        self.layer, self.replayed, self.gain = layer, replayed, 0.0
+
+    def __call__(self, _: nn.Module, args: tuple[Any, ...]) -> None:
+        if self.gain:
+            return
+        inputs: Tensor = args[0]
+        layer = self.layer
+        weight = to_sparse_semi_structured(layer.weight.detach())
+        if isinstance(weight, SparseSemiStructuredTensorCUSPARSELT):
+            # Row-major results: column-major ones make the next layer copy, which costs a ViT more than it gains.
+            weight.fuse_transpose_cusparselt = True
+            rows = inputs.reshape(-1, inputs.shape[-1])
+            rows = F.pad(rows, (0, 0, 0, -len(rows) % _ROWS)).t()
+            weight.alg_id_cusparselt = torch._cslt_sparse_mm_search(
+                weight.packed, rows, bias=layer.bias, transpose_result=True
+            )
+        self.compressed = nn.Parameter(weight, requires_grad=False)
+        dense, sparse = (
+            lambda own=own: F.linear(inputs, own, layer.bias)
+            for own in (layer.weight, self.compressed)
+        )
+        if self.replayed:
+            dense, sparse = _graph(dense), _graph(sparse)
+        ratios = sorted(_seconds(dense) / _seconds(sparse) for _ in range(3))
+        self.gain = ratios[1]
+
+
+def _graph(run: Callable[[], object]) -> Callable[[], object]:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    """One run, the mean of as many as fill a round."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    run()
+    num = 1
+    while True:
+        start.record()
+        for _ in range(num):
+            run()
+        end.record()
+        torch.cuda.synchronize()
+        elapsed = start.elapsed_time(end) / 1e3
+        if elapsed > _ROUND_SECONDS:
+            return elapsed / num
+        num *= 2
 
 
 def _fits(weight: torch.Tensor) -> bool:

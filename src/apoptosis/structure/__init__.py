@@ -17,7 +17,7 @@ from apoptosis.structure.groups import Group, PinnedAxis, Site, Slice, Tie
 from apoptosis.structure.kinds import KINDS
 from apoptosis.structure.plan import Plan, fingerprint_of
 from apoptosis.structure.polynomials import Polynomial
-from apoptosis.structure.recording import model_tensors
+from apoptosis.structure.recording import Example, model_tensors
 from apoptosis.structure.rewriting import CutProgram
 from apoptosis.structure.structure import Structure
 from apoptosis.structure.surgery import copy_with, cut_optimizer, zero
@@ -27,6 +27,7 @@ from apoptosis.structure.verification import Verification, verify
 __all__ = [
     "KINDS",
     "CutProgram",
+    "Example",
     "Group",
     "Indices",
     "PinnedAxis",
