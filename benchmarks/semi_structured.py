@@ -150,7 +150,7 @@ def main() -> None:
             "This benchmark needs a CUDA device: semi-structured tensors exist only there."
         )
     torch.sparse.SparseSemiStructuredTensor._FORCE_CUTLASS = args.backend == "cutlass"
-    warnings.filterwarnings("ignore", message=".*prototype stage.*")
+    warnings.filterwarnings("ignore", message=".*(prototype stage|is deprecated).*")
     commit = (
         args.commit
         or subprocess.run(

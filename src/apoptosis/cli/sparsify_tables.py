@@ -42,7 +42,7 @@ MOST_STAGES = 20
 NO_FASTER = "Zeros alone do not make a dense network faster, only its file smaller."
 FASTER_2_4 = (
     "A GPU can use 2:4 weights of large linear layers: "
-    "ap.masks.semi_structured(small.half().cuda(), inputs)."
+    "ap.masks.semi_structured(small.bfloat16().cuda(), inputs)."
 )
 FROZEN_NORMS = (
     "Its batch norms still have the dense network's statistics; --batch-norm re-estimate measures them anew after "

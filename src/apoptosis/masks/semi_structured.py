@@ -27,6 +27,8 @@ AnyModel = TypeVar("AnyModel", bound=nn.Module)
 TWO_OF_FOUR = Pattern(2, 4)
 _MULTIPLES = {torch.float16: (32, 64), torch.bfloat16: (32, 64)}
 """Rows and columns of a weight must be multiples of these."""
+_SMALLEST = 256
+"""Smaller weights never gain."""
 _ROWS = 16
 """Inputs are padded to a multiple of so many rows."""
 _ROUND_SECONDS = 5e-3
@@ -38,7 +40,7 @@ def semi_structured(
     """A copy for inference in which 2:4 masked linear weights are compressed where that is faster.
 
     Args:
-        model: untouched; on CUDA, in float16 or bfloat16.
+        model: untouched; on CUDA, in bfloat16, or float16 which has not the best algorithms.
         example_inputs: a batch such as will be served: a tensor, a tuple of positional or a dict of keyword arguments.
         replayed: the copy will run in a CUDA graph, without the cost of calls from Python.
 
@@ -76,9 +78,10 @@ def semi_structured(
     fits = [name for name, module in chosen.items() if _fits(module.weight)]
     if not fits:
         name, module = next(iter(chosen.items()))
+        units = " and ".join(map(str, _MULTIPLES[module.weight.dtype]))
         raise ModelError(
             f"No 2:4 layer has a size that the kernels take: {name!r} is {tuple(module.weight.shape)}; rows and "
-            f"columns must be multiples of {' and '.join(map(str, _MULTIPLES[module.weight.dtype]))}."
+            f"columns must be multiples of {units}, from {_SMALLEST} on."
         )
     fast = release_(copy_with(model, {})).eval().requires_grad_(requires_grad=False)
     modules = dict(fast.named_modules())
@@ -110,13 +113,7 @@ class _Trial:
         layer = self.layer
         weight = to_sparse_semi_structured(layer.weight.detach())
         if isinstance(weight, SparseSemiStructuredTensorCUSPARSELT):
-            # Row-major results: column-major ones make the next layer copy, which costs a ViT more than it gains.
-            weight.fuse_transpose_cusparselt = True
-            rows = inputs.reshape(-1, inputs.shape[-1])
-            rows = F.pad(rows, (0, 0, 0, -len(rows) % _ROWS)).t()
-            weight.alg_id_cusparselt = torch._cslt_sparse_mm_search(
-                weight.packed, rows, bias=layer.bias, transpose_result=True
-            )
+            _tune(weight, inputs, layer.bias)
         self.compressed = nn.Parameter(weight, requires_grad=False)
         dense, sparse = (
             lambda own=own: F.linear(inputs, own, layer.bias)
@@ -126,6 +123,23 @@ class _Trial:
             dense, sparse = _graph(dense), _graph(sparse)
         ratios = sorted(_seconds(dense) / _seconds(sparse) for _ in range(3))
         self.gain = ratios[1]
+
+
+def _tune(
+    weight: SparseSemiStructuredTensorCUSPARSELT, inputs: Tensor, bias: Tensor | None
+) -> None:
+    """Row-major results by the best algorithm.
+
+    Column-major ones make the next layer copy, which costs a ViT more than it gains; and the algorithm that torch takes
+    by default is slow at row-major ones.
+    """
+    search = getattr(torch, "_cslt_sparse_mm_search", None)
+    if weight.dtype != torch.bfloat16 or search is None:
+        return  # in float16 the search executes an illegal instruction on an H200 (torch 2.11), and CUDA is lost
+    rows = inputs.reshape(-1, inputs.shape[-1])
+    rows = F.pad(rows, (0, 0, 0, -len(rows) % _ROWS)).t()
+    weight.fuse_transpose_cusparselt = True
+    weight.alg_id_cusparselt = search(weight.packed, rows, bias=bias, transpose_result=True)
 
 
 def _graph(run: Callable[[], object]) -> Callable[[], object]:
@@ -160,5 +174,6 @@ def _seconds(run: Callable[[], object]) -> float:
 
 def _fits(weight: torch.Tensor) -> bool:
     return all(
-        size % unit == 0 for size, unit in zip(weight.shape, _MULTIPLES[weight.dtype], strict=True)
+        size >= _SMALLEST and size % unit == 0
+        for size, unit in zip(weight.shape, _MULTIPLES[weight.dtype], strict=True)
     )
