@@ -5,22 +5,27 @@ A checkpoint is a folder: `model.safetensors` (numbers), `plan.json` (how the de
 writes it through `folders`, which replaces whole folders in one step; `loading` reads it, and `rebuilding` makes the
 network again from the code of the `dense` one. `kinds` tells plans apart: `cuts`, some of them delivered as `programs`,
 and `masked`. `weights` (of `number_types`), `inputs` and `record` say what stands in the files; `files` writes single
-ones, `mask_files` those of masks alone. There is no pickle anywhere.
+ones, `mask_files` those of masks alone. A `journal` holds what a run needs to go on after it was killed. There is no
+pickle anywhere.
 
 Start with `saving.save`. This room runs no network, except to trace one that is delivered as a program.
 """
 
 from apoptosis.checkpoint.files import write_file, write_json
+from apoptosis.checkpoint.journal import Journal, Note, open_journal
 from apoptosis.checkpoint.loading import load, load_outcome, read_run
 from apoptosis.checkpoint.mask_files import load_masks, save_masks
 from apoptosis.checkpoint.record import SavedRun
 from apoptosis.checkpoint.saving import save
 
 __all__ = [
+    "Journal",
+    "Note",
     "SavedRun",
     "load",
     "load_masks",
     "load_outcome",
+    "open_journal",
     "read_run",
     "save",
     "save_masks",
