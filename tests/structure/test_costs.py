@@ -139,3 +139,58 @@ def test_tied_parameters_count_once() -> None:
     model = small_case("tied").model()
     structure = ap.trace(model, small_case("tied").inputs())
     assert structure.params() == 7 * 6 + 9 * 6 + 9 + 6 * 9 + 6
+
+
+@every_case
+def test_modules_share_the_whole_cost_among_them(case: SmallCase) -> None:
+    structure = ap.trace(case.model(), case.inputs())
+    plan = structure.plan({g.name: range(g.size - 1) for g in structure.groups if g.size > 2})
+    for asked in (None, plan, {name: len(own) for name, own in plan.kept.items()}):
+        assert sum(structure.macs_by_module(asked).values()) == structure.macs(asked)
+    assert structure.after(plan).macs_by_module() == structure.macs_by_module(plan)
+
+
+def test_a_module_costs_as_on_paper_before_and_after_a_cut() -> None:
+    """Convolutions and linear layers by closed form, from what hooks see go in and out of the cut model."""
+    from apoptosis.models import digits_cnn
+
+    model, x = digits_cnn().eval(), torch.zeros(1, 1, 8, 8)
+    structure = ap.trace(model, x)
+    plan = structure.plan({"stem.conv": range(11), "top.conv": range(5)})
+    small = ap.cut(model, plan)
+    for network, found in (
+        (model, structure.macs_by_module()),
+        (small, structure.macs_by_module(plan)),
+    ):
+        expected: dict[str, int] = {}
+
+        def note(layer: nn.Module, _: Any, output: torch.Tensor, *, into=expected, of=network):
+            name = next(path for path, own in of.named_modules() if own is layer)
+            into[name] = output.numel() * layer.weight[0].numel()
+
+        hooks = [
+            layer.register_forward_hook(note)
+            for layer in network.modules()
+            if isinstance(layer, (nn.Conv2d, nn.Linear))
+        ]
+        network(x)
+        for hook in hooks:
+            hook.remove()
+        assert list(found.items()) == list(expected.items())
+
+
+class Product(nn.Module):
+    """Computes something of its own, beside a layer that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(self.layer(x))
+        return y @ y.T
+
+
+def test_what_the_model_computes_itself_stands_under_no_name() -> None:
+    found = ap.trace(Product(), torch.zeros(3, 4)).macs_by_module()
+    assert found == {"layer": 2 * 3 * 4 * 4, "": 3 * 3 * 4}

@@ -21,19 +21,32 @@ class Costs:
 
     macs: tuple[tuple[Expr, ...], ...]
     params: tuple[tuple[Expr, ...], ...]
+    modules: tuple[str, ...]
+    """Of each product in `macs` the path of the module that computes it; empty for the model itself."""
 
     @staticmethod
     def of(analysis: Analysis, parameters: set[str]) -> "Costs":
         """Of a traced network; tied parameters count once."""
         values = dict.fromkeys(analysis.program.tensors.values())
+        products = [
+            (c, call) for call in analysis.program.calls for c in analysis.facts[call].costs
+        ]
         return Costs(
-            tuple(c for call in analysis.program.calls for c in analysis.facts[call].costs),
+            tuple(product for product, _ in products),
             tuple(analysis.axes[value] for value in values if value.names[0] in parameters),
+            tuple(call.module for _, call in products),
         )
 
     def total_macs(self, sizes: Mapping[Axis, int]) -> int:
         """Of one run of the example."""
         return _total(self.macs, sizes)
+
+    def macs_by_module(self, sizes: Mapping[Axis, int]) -> dict[str, int]:
+        """The same by module, in the order in which they first compute one."""
+        found = dict.fromkeys(self.modules, 0)
+        for module, product in zip(self.modules, self.macs, strict=True):
+            found[module] += _total([product], sizes)
+        return found
 
     def total_params(self, sizes: Mapping[Axis, int]) -> int:
         """Number of parameters."""

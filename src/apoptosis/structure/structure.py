@@ -108,6 +108,18 @@ class Structure:
         """
         return self._costs.total_macs(self._sizes_after(plan))
 
+    def macs_by_module(self, plan: Plan | Mapping[str, int] | None = None) -> dict[str, int]:
+        """The same by the module that computes them, in the order of the forward pass; `plan` as for `macs`.
+
+        A product stands under the innermost module whose code asks for it; the model's own stand under "".
+
+        >>> from torch import nn, zeros
+        >>> from apoptosis.structure import trace
+        >>> trace(nn.Sequential(nn.Linear(2, 8), nn.Linear(8, 3)), zeros(1, 2)).macs_by_module({"0": 4})
+        {'0': 8, '1': 12}
+        """
+        return self._costs.macs_by_module(self._sizes_after(plan))
+
     def params(self, plan: Plan | Mapping[str, int] | None = None) -> int:
         """Number of parameters, tied ones once; `plan` as for `macs`."""
         return self._costs.total_params(self._sizes_after(plan))
