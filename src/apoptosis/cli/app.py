@@ -14,18 +14,11 @@ from rich.text import Text
 
 from apoptosis import __version__
 from apoptosis.cli.kinds import TwoKinds
-from apoptosis.cli.options import (
-    AggregationOption,
-    BatchSizeOption,
-    DataOption,
-    DeviceOption,
-    ModelArgument,
-    SamplesOption,
-    SeedOption,
-    WeightsOption,
-)
+from apoptosis.cli.option_groups import spread
+from apoptosis.cli.options import AggregationOption, ModelArgument
 from apoptosis.cli.prune_command import prune
 from apoptosis.cli.refusals import INTERRUPTED, errors_shown, say_interrupted
+from apoptosis.cli.subject_options import SubjectOptions
 
 __all__ = ["app", "main"]
 
@@ -88,6 +81,7 @@ def options(
 
 
 @app.command()
+@spread
 def demo(
     context: typer.Context,
     *,
@@ -131,6 +125,7 @@ def criteria(context: typer.Context) -> None:
 
 
 @app.command()
+@spread
 def inspect(  # noqa: PLR0913 - one parameter per option is how typer reads a command
     context: typer.Context,
     model: ModelArgument,
@@ -182,19 +177,16 @@ def inspect(  # noqa: PLR0913 - one parameter per option is how typer reads a co
 
 
 @app.command()
+@spread
 def score(  # noqa: PLR0913 - one parameter per option is how typer reads a command
     context: typer.Context,
-    model: ModelArgument,
     *,
-    data: DataOption,
+    subject: SubjectOptions,
     criterion: Annotated[
         str, typer.Option(help="What scores; `apoptosis criteria` lists them.")
     ] = "oba",
     aggregation: AggregationOption = None,
     top: Annotated[int, typer.Option(help="Show so many of the least valuable units.", min=0)] = 10,
-    weights: WeightsOption = None,
-    samples: SamplesOption = None,
-    batch_size: BatchSizeOption = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -202,8 +194,6 @@ def score(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
             show_default=False,
         ),
     ] = None,
-    device: DeviceOption = "cpu",
-    seed: SeedOption = 0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the scores of units as JSON and nothing else.")
     ] = False,
@@ -220,19 +210,10 @@ def score(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
     """
     with errors_shown(context):
         from apoptosis.cli.score import ScoreOptions, run_score
-        from apoptosis.cli.subject import SubjectOptions
 
         run_score(
             ScoreOptions(
-                subject=SubjectOptions(
-                    model=model,
-                    data=data,
-                    weights=weights,
-                    samples=samples,
-                    batch_size=batch_size,
-                    device=device,
-                    seed=seed,
-                ),
+                subject=subject,
                 criterion=criterion,
                 aggregation=aggregation,
                 top=top,

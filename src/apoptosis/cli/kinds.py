@@ -132,12 +132,12 @@ def _value(value: Any, values: Mapping[str, str] | None) -> Any:
 
 
 def _given(context: typer.Context, panel: str) -> dict[str, Any]:
-    """The options of a panel that were typed, in the order of the help, with their values."""
+    """The options of a panel that were typed or stand in a file, in the order of the help, with their values."""
     found: dict[str, Any] = {}
     for option in context.command.params:
         if isinstance(option, TyperOption) and option.rich_help_panel == panel:
             source = context.get_parameter_source(option.name)
-            if source is not None and source.name == "COMMANDLINE":
+            if source is not None and source.name in ("COMMANDLINE", "DEFAULT_MAP"):
                 found[option.name] = context.params[option.name]
     return found
 

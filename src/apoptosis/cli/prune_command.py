@@ -9,25 +9,17 @@ from typing import Annotated
 import typer
 
 from apoptosis.cli.kinds import UNITS, WEIGHTS, is_about_weights
-from apoptosis.cli.options import (
-    AGGREGATION_HELP,
-    BatchSizeOption,
-    DataOption,
-    DeviceOption,
-    ModelArgument,
-    SamplesOption,
-    SeedOption,
-    WeightsOption,
-    share,
-)
+from apoptosis.cli.option_groups import spread
+from apoptosis.cli.options import AGGREGATION_HELP, share
 from apoptosis.cli.refusals import errors_shown
+from apoptosis.cli.subject_options import SubjectOptions
 
 __all__ = ["prune"]
 
 
+@spread
 def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a command
     context: typer.Context,
-    model: ModelArgument,
     *,
     keep_flops: Annotated[
         float | None,
@@ -188,7 +180,7 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
             "--allow-empty", help="A layer may lose its last weight.", rich_help_panel=WEIGHTS
         ),
     ] = False,
-    data: DataOption,
+    subject: SubjectOptions,
     criterion: Annotated[
         str | None,
         typer.Option(
@@ -205,9 +197,6 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
             show_default=False,
         ),
     ] = None,
-    weights: WeightsOption = None,
-    samples: SamplesOption = None,
-    batch_size: BatchSizeOption = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -215,8 +204,6 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
             show_default=False,
         ),
     ] = None,
-    device: DeviceOption = "cpu",
-    seed: SeedOption = 0,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -246,18 +233,6 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
     """
     with errors_shown(context):
         about_weights = is_about_weights(context)
-
-        from apoptosis.cli.subject import SubjectOptions
-
-        subject = SubjectOptions(
-            model=model,
-            data=data,
-            weights=weights,
-            samples=samples,
-            batch_size=batch_size,
-            device=device,
-            seed=seed,
-        )
         if about_weights:
             from apoptosis.cli.sparsify import run_sparsify
             from apoptosis.cli.sparsify_options import SparsifyOptions

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from apoptosis.errors import ApoptosisError
 
-__all__ = ["INTERRUPTED", "errors_shown", "say_interrupted"]
+__all__ = ["INTERRUPTED", "errors_shown", "say_interrupted", "show_refusal"]
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
@@ -21,20 +21,23 @@ def errors_shown(context: typer.Context) -> Iterator[None]:
     try:
         yield
     except (ApoptosisError, OSError) as error:
-        console = Console(stderr=True)
-        if context.obj["debug"]:
-            console.print_exception()
-        console.print(
-            Panel(
-                Text(str(error)), title=type(error).__name__, title_align="left", border_style="red"
-            )
-        )
-        if not context.obj["debug"]:
-            console.print("Where it came from: apoptosis --debug " + str(context.info_name) + " …")
+        show_refusal(error, context)
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
         say_interrupted()
         raise typer.Exit(INTERRUPTED) from None
+
+
+def show_refusal(error: Exception, context: typer.Context) -> None:
+    """Cause and remedy on stderr; with --debug, where it came from as well."""
+    console, debug = Console(stderr=True), context.obj["debug"]
+    if debug:
+        console.print_exception()
+    console.print(
+        Panel(Text(str(error)), title=type(error).__name__, title_align="left", border_style="red")
+    )
+    if not debug:
+        console.print("Where it came from: apoptosis --debug " + str(context.info_name) + " …")
 
 
 def say_interrupted() -> None:

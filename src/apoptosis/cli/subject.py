@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import nn
 from apoptosis.cli.data_sources import NamedData, Reading, find_data
 from apoptosis.cli.names import counted, sentence
 from apoptosis.cli.sources import NamedModel, make_model
+from apoptosis.cli.subject_options import SubjectOptions
 from apoptosis.cli.weights import load_weights_
 from apoptosis.errors import ApoptosisError, ConfigError, DataError
 from apoptosis.modes import in_eval_mode
@@ -29,24 +29,6 @@ from apoptosis.workflow import first_sample
 __all__ = ["Subject", "SubjectOptions", "find_subject", "seeded", "train_if_new_"]
 
 EPOCHS = 6
-
-
-@dataclass(frozen=True, kw_only=True)
-class SubjectOptions:
-    """Which model, with which weights, on which data."""
-
-    model: str
-    data: str
-    weights: Path | None = None
-    samples: int | None = None
-    batch_size: int | None = None
-    device: str = "cpu"
-    seed: int = 0
-
-    @property
-    def is_new(self) -> bool:
-        """The one model that is trained here: it takes seconds, and it is made for these data."""
-        return self.model == "digits_cnn" and self.data == "digits" and self.weights is None
 
 
 @dataclass(frozen=True)

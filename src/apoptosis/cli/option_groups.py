@@ -1,0 +1,111 @@
+"""Options that come together, declared once: a frozen dataclass whose fields are what typer reads.
+
+    @dataclass(frozen=True, kw_only=True)
+    class Colours:
+        ink: Annotated[str, typer.Option(help="Of the lines.")] = "black"
+
+    @spread
+    def draw(context: typer.Context, *, colours: Colours) -> None: ...
+
+`draw` has the option --ink, and gets a `Colours`. Every command that is spread reads --config as well. No torch here:
+help answers at once.
+"""
+
+import inspect
+from collections.abc import Callable
+from copy import copy
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from functools import wraps
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from typer.models import ParameterInfo
+
+from apoptosis.cli.config_files import config_option
+
+__all__ = ["Group", "spread"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """How a group stands in one command: `Annotated[Colours, Group(panel="Colours")]`."""
+
+    panel: str | None = None
+    """Of the help."""
+    without: tuple[str, ...] = ()
+    """Fields that this command has not; they keep their defaults."""
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with an option for every field of its groups, and with --config."""
+    parameters: list[inspect.Parameter] = []
+    made: dict[str, tuple[type, list[str]]] = {}
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        group, how = _group(parameter.annotation)
+        if group is None:
+            parameters.append(parameter)
+            continue
+        own = _parameters(group, how)
+        made[parameter.name] = (group, [one.name for one in own])
+        parameters += own
+    parameters.append(config_option({one.name: one.annotation for one in parameters}))
+
+    @wraps(command)
+    def gathered(**values: Any) -> None:
+        values.pop("config")
+        for name, (group, names) in made.items():
+            values[name] = group(**{own: values.pop(own) for own in names})
+        command(**values)
+
+    gathered.__signature__ = inspect.Signature(_positional_first(parameters))  # type: ignore[attr-defined]
+    return gathered
+
+
+def _group(annotation: Any) -> tuple[type | None, Group]:
+    how = Group()
+    if get_origin(annotation) is Annotated:
+        annotation, *notes = get_args(annotation)
+        how = next((note for note in notes if isinstance(note, Group)), how)
+    is_group = isinstance(annotation, type) and is_dataclass(annotation)
+    is_group = is_group and any(_is_option(hint) for hint in _hints(annotation).values())
+    return (annotation if is_group else None), how
+
+
+def _parameters(group: type, how: Group) -> list[inspect.Parameter]:
+    hints = _hints(group)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=_default(field),
+            annotation=_in_panel(hints[field.name], how.panel),
+        )
+        for field in fields(group)
+        if field.name not in how.without and _is_option(hints[field.name])
+    ]
+
+
+def _hints(group: type) -> dict[str, Any]:
+    return get_type_hints(group, include_extras=True)
+
+
+def _is_option(hint: Any) -> bool:
+    return any(isinstance(note, ParameterInfo) for note in getattr(hint, "__metadata__", ()))
+
+
+def _default(field: Field[Any]) -> Any:
+    return inspect.Parameter.empty if field.default is MISSING else field.default
+
+
+def _in_panel(hint: Any, panel: str | None) -> Any:
+    if panel is None:
+        return hint
+    kind, *notes = get_args(hint)
+    for place, note in enumerate(notes):
+        if isinstance(note, ParameterInfo):
+            notes[place] = copy(note)
+            notes[place].rich_help_panel = panel
+    return Annotated[(kind, *notes)]
+
+
+def _positional_first(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
+    return sorted(parameters, key=lambda one: one.kind)

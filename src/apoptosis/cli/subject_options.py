@@ -1,0 +1,33 @@
+"""Which model, with which weights, on which data: options that most commands have. No torch here."""
+
+from dataclasses import dataclass
+
+from apoptosis.cli.options import (
+    BatchSizeOption,
+    DataOption,
+    DeviceOption,
+    ModelArgument,
+    SamplesOption,
+    SeedOption,
+    WeightsOption,
+)
+
+__all__ = ["SubjectOptions"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubjectOptions:
+    """Which model, with which weights, on which data."""
+
+    model: ModelArgument
+    data: DataOption
+    weights: WeightsOption = None
+    samples: SamplesOption = None
+    batch_size: BatchSizeOption = None
+    device: DeviceOption = "cpu"
+    seed: SeedOption = 0
+
+    @property
+    def is_new(self) -> bool:
+        """The one model that is trained here: it takes seconds, and it is made for these data."""
+        return self.model == "digits_cnn" and self.data == "digits" and self.weights is None
