@@ -68,6 +68,7 @@ def measure_ranking(options: DemoOptions) -> RankingReport:
     """Train, score and remove; no file is written and nothing printed."""
     task = Task.classification()
     data = digits(seed=options.seed)
+    assert data.test is not None, "the digits have test images"
     model = digits_cnn(seed=options.seed)
     fit_(
         model,

@@ -2,7 +2,11 @@
 
 A loop over `Batches` can be started any number of times. Without a seed every pass is the same. With one, each pass has
 an order of its own that depends on the seed and the number of the pass alone, so two runs that start from new `Batches`
-see the same data in the same order, whatever else has drawn random numbers.
+see the same data in the same order, whatever else has drawn random numbers. Passes are counted as they are started,
+whether they are finished or not; `start_at` sets the count, for runs that go on where another stopped.
+
+The first tensor may be images. An augmentation changes them batch by batch, with random numbers that depend on the
+seed, the pass and the batch alone; a normalisation comes last, so that images can lie on a device as bytes.
 
 >>> batches = Batches(torch.arange(5), torch.arange(5) % 2, size=2)
 >>> [labels.tolist() for _, labels in batches]
@@ -10,17 +14,57 @@ see the same data in the same order, whatever else has drawn random numbers.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from apoptosis.data.augmentation import Augmentation
+from apoptosis.data.passes import Passes, generator_at
 from apoptosis.errors import ConfigError, DataError
 
-__all__ = ["Batches"]
+__all__ = ["Batches", "Normalisation", "check_can_be_random"]
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """Images as the network wants them: float32, `(x − mean)/std` with one mean and std per channel.
+
+    Bytes count from 0 to 1: they are divided by 255 first. Without mean and std nothing else happens.
+    """
+
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+    def apply(self, images: Tensor) -> Tensor:
+        """Images `(n, c, h, w)`, bytes or floats, as float32."""
+        scale = 1.0 if images.is_floating_point() else 255.0
+        if self.mean is None or self.std is None:
+            return images if images.dtype == torch.float32 else images.float() / scale
+        mean, std = (
+            scale * torch.tensor(values, device=images.device).view(-1, 1, 1)
+            for values in (self.mean, self.std)
+        )
+        # The bytes' float copy is ours to change; a float32 image is the caller's.
+        changed = images.float()
+        return (changed - mean).div_(std) if changed is images else changed.sub_(mean).div_(std)
 
 
 class Batches:
-    """Tuples of tensors, `size` rows at a time; see the module docstring for the order."""
+    """Tuples of tensors, `size` rows at a time; see the module docstring for the order.
+
+    Args:
+        *tensors: of one length; images first where there are any.
+        size: rows of a batch; the last may have fewer.
+        shuffle_seed: draws the orders; rows stay in order without it.
+        device: where all tensors are put.
+        augmentation: changes the first tensor of every batch at random.
+        normalisation: of the first tensor of every batch.
+
+    Raises:
+        ConfigError: no batch can have that size, or there is an augmentation and no seed.
+        DataError: the tensors have different lengths, or none.
+    """
 
     def __init__(
         self,
@@ -28,6 +72,8 @@ class Batches:
         size: int,
         shuffle_seed: int | None = None,
         device: torch.device | str | None = None,
+        augmentation: Augmentation | None = None,
+        normalisation: Normalisation | None = None,
     ) -> None:
         if size < 1:
             raise ConfigError(f"A batch needs at least one row; size={size} was asked for.")
@@ -37,12 +83,11 @@ class Batches:
                 f"Batches are cut from tensors of one common length above zero; found {sorted(lengths)}. "
                 "Give inputs and labels of the same samples."
             )
+        check_can_be_random(augmentation, Augmentation, shuffle_seed)
         self.tensors = tuple(tensor.to(device) for tensor in tensors)
         self.size = size
-        # On the CPU, so that the order is the same on every device.
-        self._generator = (
-            None if shuffle_seed is None else torch.Generator().manual_seed(shuffle_seed)
-        )
+        self._augmentation, self._normalisation = augmentation, normalisation
+        self._passes = Passes(self.num_samples, shuffle_seed)
 
     @property
     def num_samples(self) -> int:
@@ -52,17 +97,42 @@ class Batches:
     def __len__(self) -> int:
         return -(-self.num_samples // self.size)
 
-    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
-        order = self._order()
-        for start in range(0, self.num_samples, self.size):
-            rows = slice(start, start + self.size)
-            if order is None:
-                yield tuple(tensor[rows] for tensor in self.tensors)
-            else:
-                yield tuple(tensor[order[rows]] for tensor in self.tensors)
+    def start_at(self, number: int) -> None:
+        """Let the next pass be that one, counted from 0, whatever was read before; later ones count on."""
+        self._passes.start_at(number)
 
-    def _order(self) -> Tensor | None:
-        if self._generator is None:
-            return None
-        order = torch.randperm(self.num_samples, generator=self._generator)
-        return order.to(self.tensors[0].device)
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        number, order = self._passes.next()
+        if order is not None:
+            order = order.to(self.tensors[0].device)
+        for batch, start in enumerate(range(0, self.num_samples, self.size)):
+            rows = slice(start, start + self.size)
+            taken = rows if order is None else order[rows]
+            first, *others = (tensor[taken] for tensor in self.tensors)
+            yield self._finished(first, number, batch), *others
+
+    def _finished(self, images: Tensor, number: int, batch: int) -> Tensor:
+        seed = self._passes.shuffle_seed
+        if self._augmentation is not None and seed is not None:
+            images = self._augmentation.apply(images, generator_at(seed, number, batch))
+        return images if self._normalisation is None else self._normalisation.apply(images)
+
+
+def check_can_be_random(augmentation: object, kind: type, shuffle_seed: int | None) -> None:
+    """Refuse an augmentation that is for other images, or that has no seed to draw from.
+
+    Raises:
+        ConfigError: it is one of these.
+    """
+    if augmentation is None:
+        return
+    if not isinstance(augmentation, kind):
+        raise ConfigError(
+            f"These images are augmented by {kind.__name__}; {type(augmentation).__name__} was given. Give "
+            f"{kind.__name__}(), or none."
+        )
+    if shuffle_seed is None:
+        raise ConfigError(
+            "An augmentation draws random numbers from the seed of the order, and there is none. Give shuffle_seed, "
+            "or no augmentation."
+        )

@@ -5,53 +5,19 @@ and the tests. The split is drawn from a seed; images are shifted and scaled by 
 images alone, so nothing of validation or test leaks into training.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from apoptosis.data.batches import Batches
+from apoptosis.data.splits import DataSet, Split
 from apoptosis.errors import ConfigError, DataError
 
-__all__ = ["Digits", "Split", "digits"]
+__all__ = ["digits"]
 
 NUM_IMAGES = 1797
 
 
-@dataclass(frozen=True)
-class Split:
-    """Images `(samples, 1, 8, 8)`, float32, and their labels `(samples,)`, int64."""
-
-    images: Tensor
-    labels: Tensor
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def batches(
-        self,
-        size: int,
-        *,
-        shuffle_seed: int | None = None,
-        device: torch.device | str | None = None,
-    ) -> Batches:
-        """`(images, labels)` batches; see `Batches`."""
-        return Batches(
-            self.images, self.labels, size=size, shuffle_seed=shuffle_seed, device=device
-        )
-
-
-@dataclass(frozen=True)
-class Digits:
-    """Three parts with no image in common."""
-
-    train: Split
-    validation: Split
-    test: Split
-
-
-def digits(*, seed: int = 0, num_validation: int = 297, num_test: int = 300) -> Digits:
-    """The digits, split by a seed.
+def digits(*, seed: int = 0, num_validation: int = 297, num_test: int = 300) -> DataSet[Split]:
+    """The digits, split by a seed; float32, normalised.
 
     Args:
         seed: draws which image goes where.
@@ -63,8 +29,8 @@ def digits(*, seed: int = 0, num_validation: int = 297, num_test: int = 300) -> 
         DataError: scikit-learn, which carries the images, is not installed.
 
     >>> data = digits()
-    >>> len(data.train), len(data.validation), len(data.test), tuple(data.train.images.shape[1:])
-    (1200, 297, 300, (1, 8, 8))
+    >>> len(data.train), len(data.validation), len(data.test), data.input_shape
+    (1200, 297, 300, (1, 1, 8, 8))
     """
     held_out = num_validation + num_test
     if min(num_validation, num_test) < 0 or held_out >= NUM_IMAGES:
@@ -79,7 +45,7 @@ def digits(*, seed: int = 0, num_validation: int = 297, num_test: int = 300) -> 
     images = (images - training.mean()) / training.std()
     sizes = [num_validation, num_test, NUM_IMAGES - held_out]
     validation, test, train = map(Split, images.split(sizes), labels.split(sizes))
-    return Digits(train, validation, test)
+    return DataSet("digits", train, validation or None, test or None, num_classes=10)
 
 
 def _load() -> tuple[Tensor, Tensor]:
