@@ -9,7 +9,9 @@ pruning and repair work for images, tokens and dictionaries alike:
 - `count(batch)`: how many samples that mean ran over, so that results do not depend on how data are cut into batches;
 - `split(batch, n) -> pieces` of at most n items along the batch dimension;
 - `sample(outputs, batch, generator) -> batch`: the same batch with labels drawn from the model's own distribution;
-- `metrics(outputs, batch) -> {name: sum over the batch}`, to be divided by `count`.
+- `metrics(outputs, batch) -> {name: sum over the batch}`, to be divided by `count`;
+- `rows(outputs, batch) -> (logits, counted)`: one row of logits for each prediction, and which of them the loss is a
+  mean over (None: all); None where there is no such thing. Smoothed labels and distillation are made of it.
 
 >>> task = Task.classification()
 >>> batch = (torch.zeros(6, 2), torch.tensor([0, 1, 1, 0, 1, 0]))
@@ -18,26 +20,29 @@ pruning and repair work for images, tokens and dictionaries alike:
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from apoptosis.errors import DataError
+from apoptosis.errors import ConfigError, DataError
+from apoptosis.modes import in_eval_mode
 
 __all__ = ["Batch", "Task"]
 
 Batch: TypeAlias = Any
 Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
+Rows: TypeAlias = tuple[Tensor, Tensor | None]
+
 IGNORED = -100  # the label that cross-entropy skips, torch's and transformers' convention
 
 
 @dataclass(frozen=True)
 class Task:
-    """The seven questions of the module docstring, as functions."""
+    """The questions of the module docstring, as functions."""
 
     inputs: Callable[[Batch], Inputs]
     outputs: Callable[[Any], Tensor]
@@ -46,6 +51,7 @@ class Task:
     split: Callable[[Batch, int], Iterator[Batch]]
     sample: Callable[[Tensor, Batch, torch.Generator | None], Batch]
     metrics: Callable[[Tensor, Batch], dict[str, float]]
+    rows: Callable[[Tensor, Batch], Rows] | None = None
 
     @classmethod
     def classification(cls, loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy) -> "Task":
@@ -70,6 +76,7 @@ class Task:
             metrics=lambda outputs, batch: {
                 "correct": float((outputs.argmax(1) == _labels(batch)).sum())
             },
+            rows=_class_rows if by_label else None,
         )
 
     @classmethod
@@ -98,6 +105,9 @@ class Task:
         def metrics(outputs: Tensor, batch: Batch) -> dict[str, float]:
             return {"correct": float((outputs[:, :-1].argmax(2) == targets(batch)).sum())}
 
+        def rows(outputs: Tensor, batch: Batch) -> Rows:
+            return outputs[:, :-1].flatten(0, 1), targets(batch).flatten() != ignore
+
         def inputs(batch: Batch) -> Inputs:
             if isinstance(batch, Mapping):
                 return (), {k: v for k, v in batch.items() if k != "labels"}
@@ -111,6 +121,7 @@ class Task:
             split=split_batch,
             sample=sample,
             metrics=metrics,
+            rows=rows,
         )
 
     @classmethod
@@ -129,7 +140,79 @@ class Task:
             metrics=lambda outputs, batch: {
                 "correct": float((outputs.argmax(1) == _labels(batch)).sum())
             },
+            rows=_class_rows,
         )
+
+    def smoothed(self, amount: float) -> "Task":
+        """The same task whose loss wants a part of every prediction spread over all classes (label smoothing).
+
+        Raises:
+            ConfigError: the task has no `rows`.
+        """
+        if not amount:
+            return self
+        rows = self._rows("Smoothed labels")
+
+        def loss(outputs: Tensor, batch: Batch) -> Tensor:
+            logits, counted = rows(outputs, batch)
+            spread = mean_over_rows(-logits.log_softmax(1).mean(1), counted)
+            return (1 - amount) * self.loss(outputs, batch) + amount * spread
+
+        return replace(self, loss=loss)
+
+    def distillation(
+        self, teacher: nn.Module, *, weight: float = 1.0, temperature: float = 1.0
+    ) -> "Task":
+        """The same task with a teacher's predictions in the place of a part of the labels.
+
+        The loss is (1 − w) · loss + w · T² · KL(teacher ‖ student), both softmax at temperature T. With w = 1 no labels
+        are needed.
+
+        Args:
+            teacher: asked for every batch, in eval mode and without gradients.
+            weight: w.
+            temperature: T.
+
+        Raises:
+            ConfigError: the task has no `rows`, or a number that nobody can mean.
+
+        >>> from torch import nn
+        >>> net, batch = nn.Linear(4, 3), (torch.ones(2, 4), torch.tensor([0, 1]))
+        >>> task = Task.classification().distillation(net)
+        >>> task.loss(net(batch[0]), batch).item()
+        0.0
+        """
+        if not (0 <= weight <= 1 and temperature > 0):
+            raise ConfigError(
+                f"A teacher's weight is {weight} and its temperature {temperature}; the weight lies in [0, 1], the "
+                "temperature above 0."
+            )
+        rows = self._rows("Distillation")
+
+        def loss(outputs: Tensor, batch: Batch) -> Tensor:
+            args, kwargs = self.inputs(batch)
+            with torch.no_grad(), in_eval_mode(teacher):
+                raw = self.outputs(teacher(*args, **kwargs))
+            (theirs, counted), (ours, _) = rows(raw, batch), rows(outputs, batch)
+            log_p, log_q = ((z.float() / temperature).log_softmax(1) for z in (theirs, ours))
+            apart = mean_over_rows((log_p.exp() * (log_p - log_q)).sum(1), counted)
+            hard = self.loss(outputs, batch) * (1 - weight) if weight < 1 else 0.0
+            return hard + weight * temperature**2 * apart
+
+        return replace(self, loss=loss)
+
+    def _rows(self, what: str) -> Callable[[Tensor, Batch], Rows]:
+        if self.rows is None:
+            raise ConfigError(
+                f"{what} was asked for, and the task does not say which logits make up a prediction. Give it `rows`: "
+                "dataclasses.replace(task, rows=lambda outputs, batch: (logits, None))."
+            )
+        return self.rows
+
+
+def mean_over_rows(values: Tensor, counted: Tensor | None) -> Tensor:
+    """The mean over rows that count, without waiting for the device to say how many those are."""
+    return values.mean() if counted is None else (values * counted).sum() / counted.sum()
 
 
 def find_logits(raw: Any) -> Tensor:
@@ -210,6 +293,13 @@ def _find_labels(batch: Batch) -> Tensor | None:
         return batch[1]
     labels = batch.get("labels") if isinstance(batch, Mapping) else None
     return labels if isinstance(labels, Tensor) else None
+
+
+def _class_rows(outputs: Tensor, batch: Batch) -> Rows:
+    labels = _find_labels(batch)
+    by_index = labels is not None and not labels.is_floating_point()
+    counted = (labels != IGNORED).flatten() if labels is not None and by_index else None
+    return outputs.movedim(1, -1).reshape(-1, outputs.shape[1]), counted
 
 
 def _labels(batch: Batch) -> Tensor:

@@ -25,7 +25,9 @@ def weights_after(**options) -> torch.Tensor:
 
 def test_three_epochs_learn_the_digits():
     model = digits_cnn()
-    history = fit_(model, DATA.train.batches(64, shuffle_seed=0), options=FitOptions(epochs=3))
+    history = fit_(
+        model, DATA.train.batches(64, shuffle_seed=0), options=FitOptions(epochs=3)
+    ).epochs
     assert len(history) == 3
     assert history[-1].loss < 0.5 * history[0].loss
     assert evaluate(model, DATA.test.batches(300)).metrics["correct"] > 0.9
@@ -46,8 +48,12 @@ def test_the_same_run_gives_the_same_weights_whatever_the_random_state():
         {"schedule": "cosine"},
         {"momentum": 0.5},
         {"weight_decay": 0.01},
+        {"label_smoothing": 0.1},
+        {"schedule": "step"},
+        {"schedule": "constant"},
+        {"precision": "bfloat16"},
     ],
-    ids=lambda changed: next(iter(changed)),
+    ids=lambda changed: "-".join(map(str, next(iter(changed.items())))),
 )
 def test_every_option_changes_the_weights(changed):
     assert not torch.equal(weights_after(**changed), weights_after())
@@ -107,12 +113,12 @@ def test_epochs_are_told_as_progress():
 
 
 def test_rates_follow_the_schedule_over_the_whole_run():
-    history = fit_(
+    fit = fit_(
         digits_cnn(width=4), small_batches(), options=FitOptions(epochs=4, schedule="cosine")
     )
     steps = 4 * 3
     expected = [0.1 * 0.5 * (1 + math.cos(math.pi * 3 * e / (steps - 1))) for e in range(4)]
-    assert [epoch.learning_rate for epoch in history] == pytest.approx(expected)
+    assert [epoch.learning_rate for epoch in fit.epochs] == pytest.approx(expected)
 
 
 def test_unsized_batches_are_counted():
@@ -121,7 +127,8 @@ def test_unsized_batches_are_counted():
             return iter(small_batches(None))
 
     def rates(batches):
-        return fit_(digits_cnn(width=4), batches, options=FitOptions(epochs=2))
+        epochs = fit_(digits_cnn(width=4), batches, options=FitOptions(epochs=2)).epochs
+        return [(epoch.loss, epoch.learning_rate) for epoch in epochs]
 
     assert rates(Unsized()) == rates(list(small_batches(None)))
 
@@ -155,7 +162,13 @@ def test_a_frozen_model_is_refused():
         ({"momentum": 1}, "momentum=1"),
         ({"weight_decay": -1}, "weight_decay=-1"),
         ({"optimizer": "lion"}, "optimizer='lion' is not one of sgd, adamw"),
-        ({"schedule": "flat"}, "schedule='flat' is not one of cosine, one-cycle"),
+        ({"schedule": "flat"}, "schedule='flat' is not one of constant, step, cosine, one-cycle"),
+        ({"milestones": (0.5, 1.0)}, "milestones"),
+        ({"label_smoothing": 1.0}, "label_smoothing=1"),
+        ({"distil": 1.5}, "distil=1.5"),
+        ({"temperature": 0.0}, "temperature=0"),
+        ({"precision": "float16"}, "precision='float16' is not one of float32, bfloat16"),
+        ({"keep": "all"}, "keep='all' is not one of best, last"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

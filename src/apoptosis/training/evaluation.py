@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,6 +23,10 @@ class Evaluation:
     loss: float
     metrics: Mapping[str, float]
     count: int
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain values, by the names of the fields."""
+        return {"loss": self.loss, "metrics": dict(self.metrics), "count": self.count}
 
 
 def evaluate(model: nn.Module, batches: Iterable[Batch], task: Task | None = None) -> Evaluation:

@@ -1,127 +1,188 @@
-"""A small training loop: one optimiser, one schedule, whole epochs.
+"""The training loop: one optimiser, one schedule, whole epochs; the best of them kept by validation data.
 
-Same model, batches, options and device give the same weights: what the model draws at random while training (dropout)
-comes from `FitOptions.seed`, and the order of the data from the batches' own seed. The caller's random state,
-train/eval flags and `requires_grad` stay; weights and norm statistics change, and gradients are cleared.
+Same model, batches, options and device give the same weights. What an epoch draws at random (dropout, the order of a
+DataLoader) comes from `FitOptions.seed` and the number of the epoch alone, and batches that can (`start_at`) are told
+which pass it is. So an epoch is a function of the state before it, and a run that was killed goes on from the last one
+that a journal noted to the same end, bit for bit on a CPU.
+
+The caller's random state, train/eval flags and `requires_grad` stay; weights and norm statistics change, and gradients
+are cleared.
 """
 
 import math
-from collections.abc import Collection, Iterable, Sized
+import time
+from collections.abc import Iterable, Sized
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
+from torch.utils._pytree import tree_map_only
 
+from apoptosis.checkpoint import Journal
 from apoptosis.errors import ConfigError, DataError, ModelError, NonFiniteError
 from apoptosis.modes import in_train_mode
 from apoptosis.progress import track
 from apoptosis.task import Batch, Task
-from apoptosis.training.schedules import SCHEDULES
+from apoptosis.training.evaluation import Evaluation, evaluate
+from apoptosis.training.layout import channels_last
+from apoptosis.training.options import FitOptions
+from apoptosis.training.progress_notes import FitState, noted_state, write_state
 
-__all__ = ["Epoch", "FitOptions", "fit_"]
+__all__ = ["Epoch", "Fit", "fit_"]
 
-OPTIMIZERS = ("sgd", "adamw")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FitOptions:
-    """How to train. `momentum` is SGD's; `learning_rate` is the schedule's top."""
-
-    epochs: int = 10
-    optimizer: Literal["sgd", "adamw"] = "sgd"
-    learning_rate: float = 0.1
-    schedule: Literal["cosine", "one-cycle"] = "one-cycle"
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        _require(self.epochs >= 0, f"epochs={self.epochs} is negative")
-        _require(self.learning_rate > 0, f"learning_rate={self.learning_rate} is not above zero")
-        _require(0 <= self.momentum < 1, f"momentum={self.momentum} is not in [0, 1)")
-        _require(self.weight_decay >= 0, f"weight_decay={self.weight_decay} is negative")
-        _require_one_of("optimizer", self.optimizer, OPTIMIZERS)
-        _require_one_of("schedule", self.schedule, SCHEDULES)
+SEED_STRIDE = 1_000_003
+"""Between the seeds of epochs, so that runs of neighbouring seeds share none."""
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """Mean training loss of one pass over the data, taken while the weights moved, and the rate it began with."""
+    """One pass over the data. The loss is its mean while the weights moved; the rate is that of the first step."""
 
     loss: float
     learning_rate: float
+    seconds: float
+    validation: Evaluation | None = None
 
 
-def fit_(
+@dataclass(frozen=True)
+class Fit:
+    """What a training run did: a record for each epoch, and which of them the weights are of (0 is the first)."""
+
+    epochs: tuple[Epoch, ...]
+    kept: int | None
+
+
+def fit_(  # noqa: PLR0913 - three may be said, and none must be
     model: nn.Module,
     batches: Iterable[Batch],
     task: Task | None = None,
     options: FitOptions | None = None,
-) -> list[Epoch]:
-    """Train `model` where it is; one record per epoch.
+    *,
+    validation: Iterable[Batch] | None = None,
+    teacher: nn.Module | None = None,
+    journal: Journal | None = None,
+) -> Fit:
+    """Train `model` where it is.
+
+    Args:
+        model: its parameters that require grad are trained.
+        batches: read once per epoch.
+        task: what a batch is and what its loss is; classification unless said.
+        options: how.
+        validation: judged after every epoch; the weights of the best one stay (`FitOptions.keep`). By accuracy where
+            the task has it, else by loss. Not for test data: what was chosen by them is no figure on them.
+        teacher: what `FitOptions.distil` follows.
+        journal: where notes are kept to go on from; those that are there are gone on from.
+
+    Returns:
+        A record of every epoch.
 
     Raises:
+        ConfigError: a teacher that nobody follows, or none for who should follow one.
         DataError: an epoch without any batch.
         ModelError: no parameter requires grad.
         NonFiniteError: the loss became NaN or infinite.
 
     >>> model = nn.Linear(2, 2)
     >>> batch = torch.eye(2), torch.tensor([0, 1])
-    >>> losses = [epoch.loss for epoch in fit_(model, [batch], options=FitOptions(epochs=20))]
+    >>> losses = [epoch.loss for epoch in fit_(model, [batch], options=FitOptions(epochs=20)).epochs]
     >>> losses[-1] < losses[0]
     True
     """
     task, options = task or Task.classification(), options or FitOptions()
+    aim = _aim(task, options, teacher)
     optimizer = _optimizer(model, options)
-    num_steps = options.epochs * _num_batches(batches)
-    curve = SCHEDULES[options.schedule]
-    scheduler = LambdaLR(optimizer, lambda step: curve(step / max(1, num_steps - 1)))
+    rates = _Rates(options, options.epochs * _num_batches(batches))
+    state = FitState(model, optimizer)
+    epochs = [_read_epoch(own) for own in noted_state(state, journal)]
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    history: list[Epoch] = []
-    with torch.random.fork_rng(devices=devices), in_train_mode(model):
-        torch.manual_seed(options.seed)
+    laid_out = channels_last(model) if options.channels_last else nullcontext()
+    with torch.random.fork_rng(devices=devices), in_train_mode(model), laid_out:
         for number in track(range(options.epochs), "training"):
-            rate = float(scheduler.get_last_lr()[0])
-            loss = _run_epoch(model, batches, task, optimizer, scheduler)
-            if not math.isfinite(loss):
-                raise NonFiniteError(
-                    f"The training loss became {loss} in epoch {number + 1} of {options.epochs}. "
-                    f"Lower the learning rate (it is {options.learning_rate:g}), or look for bad values in the data."
-                )
-            history.append(Epoch(loss, rate))
+            if number < len(epochs):
+                continue
+            start = time.perf_counter()
+            torch.manual_seed(options.seed + SEED_STRIDE * number)
+            rate = rates.at(state.steps)
+            loss = _run_epoch(state, _pass(batches, number), aim, rates)
+            _check_finite(loss, number, options)
+            with _autocast(model, options):
+                judged = None if validation is None else evaluate(model, validation, task)
+            epochs.append(Epoch(loss, rate, time.perf_counter() - start, judged))
+            if options.keep == "best" and judged is not None and _best(epochs) == number:
+                state.keep()
+            if journal is not None and (number + 1 == options.epochs or journal.is_due()):
+                write_state(state, journal, [_epoch_as_data(own) for own in epochs])
     optimizer.zero_grad()
-    return history
+    if not epochs:
+        return Fit((), None)
+    kept = _best(epochs) if options.keep == "best" and state.kept else len(epochs) - 1
+    state.put_back_()
+    return Fit(tuple(epochs), kept)
 
 
-def _run_epoch(
-    model: nn.Module,
-    batches: Iterable[Batch],
-    task: Task,
-    optimizer: torch.optim.Optimizer,
-    scheduler: LambdaLR,
-) -> float:
+def _run_epoch(state: FitState, batches: Iterable[Batch], task: Task, rates: "_Rates") -> float:
+    """The mean loss. Sums stay on the device: reading them each step would stall a GPU."""
+    model, optimizer, options = state.model, state.optimizer, rates.options
     total: Tensor | float = 0.0
-    count = 0
+    count: Tensor | int = 0
     for batch in batches:
+        if options.channels_last:
+            batch = _images_last(batch)  # noqa: PLW2901 - the same batch, laid out otherwise
         args, kwargs = task.inputs(batch)
-        loss = task.loss(task.outputs(model(*args, **kwargs)), batch)
+        with _autocast(model, options):
+            outputs = task.outputs(model(*args, **kwargs))
+            loss = task.loss(outputs, batch)
         optimizer.zero_grad()
         loss.backward()
+        for group in optimizer.param_groups:
+            group["lr"] = rates.at(state.steps)
         optimizer.step()
-        scheduler.step()
-        size = task.count(batch)
-        total = (
-            total + loss.detach() * size
-        )  # stays on the device: reading it each step would stall a GPU
-        count += size
-    if not count:
+        state.steps += 1
+        size = _num_predictions(task, outputs, batch)
+        total, count = total + loss.detach() * size, count + size
+    if not int(count):
         raise DataError(
             "Asked to train and found no samples in an epoch: the batches are empty or were used up by an earlier "
             "loop. Give batches that can be iterated again, such as a list or a DataLoader."
         )
-    return float(total) / count
+    return float(total) / int(count)
+
+
+@dataclass(frozen=True)
+class _Rates:
+    """The learning rate of every step of a run."""
+
+    options: FitOptions
+    num_steps: int
+
+    def at(self, step: int) -> float:
+        part = self.options.curve(step / max(1, self.num_steps - 1))
+        return self.options.learning_rate * part
+
+
+def _num_predictions(task: Task, outputs: Tensor, batch: Batch) -> Tensor | int:
+    """As `task.count`, without waiting for the device where the task can say which rows count."""
+    if task.rows is None:
+        return task.count(batch)
+    logits, counted = task.rows(outputs.detach(), batch)
+    return len(logits) if counted is None else counted.sum()
+
+
+def _aim(task: Task, options: FitOptions, teacher: nn.Module | None) -> Task:
+    """The task as it is trained for."""
+    if (teacher is None) != (options.distil == 0):
+        raise ConfigError(
+            "A teacher was given and distil is 0, so nobody would follow it. Say FitOptions(distil=0.5)."
+            if teacher is not None
+            else f"distil={options.distil} was asked for without a teacher. Give the network to follow: teacher=dense."
+        )
+    aim = task.smoothed(options.label_smoothing)
+    if teacher is None:
+        return aim
+    return aim.distillation(teacher, weight=options.distil, temperature=options.temperature)
 
 
 def _optimizer(model: nn.Module, options: FitOptions) -> torch.optim.Optimizer:
@@ -139,14 +200,67 @@ def _optimizer(model: nn.Module, options: FitOptions) -> torch.optim.Optimizer:
     )
 
 
+def _pass(batches: Iterable[Batch], number: int) -> Iterable[Batch]:
+    """The batches of one epoch, also where earlier ones were read in another life."""
+    start_at = getattr(batches, "start_at", None)
+    if callable(start_at):
+        start_at(number)
+    return batches
+
+
 def _num_batches(batches: Iterable[Batch]) -> int:
     return len(batches) if isinstance(batches, Sized) else sum(1 for _ in batches)
 
 
-def _require(holds: bool, found: str) -> None:  # noqa: FBT001 - reads as a sentence where it is used
-    if not holds:
-        raise ConfigError(f"FitOptions: {found}.")
+def _autocast(model: nn.Module, options: FitOptions) -> AbstractContextManager[object]:
+    if options.precision == "float32":
+        return nullcontext()
+    device = next(p.device.type for p in model.parameters())
+    return torch.autocast(device, torch.bfloat16)
 
 
-def _require_one_of(option: str, value: str, allowed: Collection[str]) -> None:
-    _require(value in allowed, f"{option}={value!r} is not one of {', '.join(allowed)}")
+def _images_last(batch: Batch) -> Batch:
+    return tree_map_only(
+        Tensor,
+        lambda t: t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t,
+        batch,
+    )
+
+
+def _best(epochs: list[Epoch]) -> int:
+    """The first with the most correct, and among equals the least loss; by the loss alone where nothing is counted."""
+
+    def worth(number: int) -> tuple[float, float]:
+        judged = epochs[number].validation
+        assert judged is not None, "only epochs that were judged are compared"
+        loss = judged.loss if math.isfinite(judged.loss) else math.inf
+        return judged.metrics.get("correct", 0.0), -loss
+
+    return max(range(len(epochs)), key=worth)
+
+
+def _check_finite(loss: float, number: int, options: FitOptions) -> None:
+    if not math.isfinite(loss):
+        raise NonFiniteError(
+            f"The training loss became {loss} in epoch {number + 1} of {options.epochs}. "
+            f"Lower the learning rate (it is {options.learning_rate:g}), or look for bad values in the data."
+        )
+
+
+def _epoch_as_data(epoch: Epoch) -> dict[str, Any]:
+    return {
+        "loss": epoch.loss,
+        "learning_rate": epoch.learning_rate,
+        "seconds": epoch.seconds,
+        "validation": None if epoch.validation is None else epoch.validation.as_data(),
+    }
+
+
+def _read_epoch(data: dict[str, Any]) -> Epoch:
+    judged = data["validation"]
+    return Epoch(
+        data["loss"],
+        data["learning_rate"],
+        data["seconds"],
+        None if judged is None else Evaluation(**judged),
+    )
