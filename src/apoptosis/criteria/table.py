@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
 from types import MappingProxyType
 
 from torch import nn
@@ -74,6 +75,17 @@ class Criterion:
                 values = {name: normalised(own, how) for name, own in found.values.items()}
                 found = replace(found, values=values)
         return replace(found, criterion=self.name)
+
+    def seeded(self, seed: int) -> "Criterion":
+        """The same with other random numbers; itself where it draws none.
+
+        >>> CRITERIA["taylor"].seeded(3) is CRITERIA["taylor"]
+        True
+        """
+        score: Callable[..., Scores] | None = self.score
+        if score is None or "seed" not in signature(score).parameters:
+            return self
+        return replace(self, score=partial(score, seed=seed))
 
     def weighed(self, saliency: Saliency | str | None) -> Saliency:
         """The saliency asked for, or its own."""
