@@ -14,13 +14,15 @@ from rich.console import Console
 from torch import nn
 
 from apoptosis.checkpoint import save
-from apoptosis.cli.subject import Subject, SubjectOptions, train_if_new_
+from apoptosis.cli.named_models import NamedModel, is_checkpoint, joined
+from apoptosis.cli.subject import Subject, train_if_new_
+from apoptosis.cli.subject_options import SubjectOptions
 from apoptosis.masks import MaskPlan
 from apoptosis.records import Outcome
 from apoptosis.structure import Plan
 from apoptosis.training import Evaluation, evaluate
 
-__all__ = ["Finished", "finish"]
+__all__ = ["Finished", "finish", "subject_as_data"]
 
 AnyPlan = TypeVar("AnyPlan", bound=Plan | MaskPlan)
 
@@ -35,6 +37,8 @@ class Finished(Generic[AnyPlan]):
     seconds: float
     saved: Path
     replaced: bool
+    named: NamedModel
+    """What the saved network is loaded into."""
 
 
 def finish(
@@ -51,15 +55,22 @@ def finish(
     outcome = work()
     seconds = time.perf_counter() - start
     after = None if before is None else _evaluated(subject, outcome.model)
-    facts = asdict(options) | {"weights": _text(options.weights)}
+    to_save, named = joined(subject.named, outcome)
+    facts = subject_as_data(options, named)
     judged_on = "scoring data" if subject.data.evaluation is None else "held out"
     evaluations = {"on": judged_on, "before": _as_data(before), "after": _as_data(after)}
-    outcome = replace(
-        outcome, settings={**outcome.settings, "subject": facts, "evaluation": evaluations}
-    )
+    settings = {**outcome.settings, "subject": facts, "evaluation": evaluations}
     place = find_place()
-    replaced = (place.expanduser() / "run.json").is_file()
-    return Finished(outcome, before, after, seconds, save(place, outcome), replaced)
+    replaced = is_checkpoint(place)
+    saved = save(place, replace(to_save, settings=settings))
+    outcome = replace(outcome, settings=settings)
+    return Finished(outcome, before, after, seconds, saved, replaced, named)
+
+
+def subject_as_data(options: SubjectOptions, named: NamedModel) -> dict[str, Any]:
+    """What was worked on, for `run.json`: with the model that makes the network again when the checkpoint is read."""
+    facts = asdict(options) | {"weights": _text(options.weights), "model": named.name}
+    return facts if named.folder is None else facts | {"checkpoint": str(named.folder)}
 
 
 def _evaluated_before(subject: Subject) -> Evaluation | None:

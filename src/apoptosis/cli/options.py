@@ -64,8 +64,8 @@ AGGREGATION_HELP = (
 ModelArgument = Annotated[
     str,
     typer.Argument(
-        help=f"{', '.join(MODEL_NAMES)}; timm:NAME, torchvision:NAME, transformers:FOLDER; or your own: "
-        "module:function, file.py:function, which returns the model.",
+        help=f"{', '.join(MODEL_NAMES)}; timm:NAME, torchvision:NAME, transformers:FOLDER; the folder of a checkpoint; "
+        "or your own: module:function, file.py:function, which returns the model.",
         show_default=False,
     ),
 ]
@@ -82,7 +82,8 @@ DataOption = Annotated[
 WeightsOption = Annotated[
     Path | None,
     typer.Option(
-        help="Trained weights: FILE.safetensors, or what torch.save wrote of a state_dict.",
+        help="Trained weights: FILE.safetensors, what torch.save wrote of a state_dict, or the folder of a checkpoint "
+        "of the same shapes.",
         show_default=False,
     ),
 ]

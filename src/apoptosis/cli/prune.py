@@ -17,6 +17,8 @@ from apoptosis.cli.prune_tables import DryRun, PruneResult, show_dry_run, show_r
 from apoptosis.cli.subject import Subject, find_subject, seeded
 from apoptosis.cli.typed_words import in_typed_words
 from apoptosis.criteria import AGGREGATIONS, CRITERIA
+from apoptosis.errors import ConfigError
+from apoptosis.masks import MaskPlan
 from apoptosis.planning import Budget, Selection, check_reachable
 from apoptosis.planning.selection import PRICES, WIDTHS
 from apoptosis.records import Outcome
@@ -36,6 +38,7 @@ def run_prune(options: PruneOptions) -> None:
     check_folder(options.place)
     with seeded(options.subject), progress_bars(console):
         subject = find_subject(options.subject, console)
+        _check_keeps_no_masks(subject)
         selection = options.selection(default_selection(subject.model))
         with in_typed_words():
             check_reachable(subject.structure, budget, selection)
@@ -75,7 +78,17 @@ def _pruned(
             )
 
     run = finish(subject, options.subject, lambda: options.place, work, console)
-    return PruneResult(options, subject.named, run)
+    return PruneResult(options, run)
+
+
+def _check_keeps_no_masks(subject: Subject) -> None:
+    """A checkpoint has one plan: a cut of this one would be saved without its masks."""
+    named = subject.named
+    if named.saved is not None and isinstance(named.saved.plan, MaskPlan):
+        raise ConfigError(
+            f"{named.folder} is a network whose single weights were removed; cut in units, it would be saved without "
+            "its masks. Prune units first and single weights then: --unstructured."
+        )
 
 
 def _check_names(options: PruneOptions) -> None:

@@ -24,7 +24,6 @@ from apoptosis.cli.result_tables import (
     show_place,
     step_as_data,
 )
-from apoptosis.cli.sources import NamedModel
 from apoptosis.cli.subject import Subject
 from apoptosis.criteria import CRITERIA
 from apoptosis.errors import BudgetError
@@ -46,7 +45,6 @@ class PruneResult:
     """One run of the command."""
 
     options: PruneOptions
-    named: NamedModel
     run: Finished[Plan]
 
     @property
@@ -87,7 +85,7 @@ class PruneResult:
             "seconds": self.run.seconds,
             "saved": str(self.run.saved),
             "replaced": self.run.replaced,
-            "load": load_lines(self.run.saved, self.named),
+            "load": load_lines(self.run),
             "next": next_command(self)[0] if self.removed_something else None,
         }
 
@@ -162,7 +160,7 @@ def show_result(result: PruneResult, console: Console) -> None:
     console.print(Text(f"\n{_delivered(outcome)}"))
     if result.has_stale_norms:
         console.print(Text(STALE_NORMS), soft_wrap=True)
-    show_place(result.run, result.named, console)
+    show_place(result.run, console)
     if result.removed_something:
         command, why = next_command(result)
         console.print(Text(f"Next: {command}\n      ({why})"), soft_wrap=True)

@@ -13,8 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from apoptosis.cli.finishing import Finished
 from apoptosis.cli.names import counted
-from apoptosis.cli.sources import NamedModel
-from apoptosis.cli.subject import SubjectOptions
+from apoptosis.cli.subject_options import SubjectOptions
 from apoptosis.criteria import CRITERIA
 from apoptosis.records import StepRecord
 from apoptosis.task import Batch
@@ -63,19 +62,19 @@ def show_evaluation(run: Finished[Any], console: Console) -> None:
     console.print(table)
 
 
-def show_place(run: Finished[Any], named: NamedModel, console: Console) -> None:
+def show_place(run: Finished[Any], console: Console) -> None:
     """Where it was saved, and how to have it again."""
     if run.replaced:
         console.print(Text(f"Replaced the earlier checkpoint in {run.saved}"), soft_wrap=True)
     console.print(Text(f"Saved: {run.saved}"), soft_wrap=True)
     console.print("Load it again:")
-    for line in load_lines(run.saved, named):
+    for line in load_lines(run):
         console.print(Text(f"  {line}"), soft_wrap=True)
 
 
-def load_lines(saved: Path, named: NamedModel) -> list[str]:
+def load_lines(run: Finished[Any]) -> list[str]:
     """Python that makes the small network again."""
-    place = str(saved).replace("\\", "/")
+    place, named = str(run.saved).replace("\\", "/"), run.named
     return [
         "import apoptosis as ap",
         named.imports,

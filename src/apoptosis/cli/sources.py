@@ -6,15 +6,16 @@
     transformers:path/to/folder     a folder with a transformers `config.json`, and weights if they are there
     package.module:make             a function without arguments that returns a model, or a model and its example inputs
     path/to/file.py:make            the same, in a file
+    path/to/folder                  a checkpoint that a command has saved
 
-Weights are whatever the function gives, and those of a transformers folder that has some; other library models have
-random ones.
+Weights are whatever the function gives, and those of a transformers folder that has some, and those of a checkpoint;
+other library models have random ones.
 """
 
 import importlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from apoptosis.cli.functions import call_function, check_has_function, is_function_name
+from apoptosis.cli.named_models import NamedModel, is_checkpoint, saved_model
 from apoptosis.cli.names import nearest, sentence
 from apoptosis.errors import ConfigError
 from apoptosis.models import MODELS
@@ -35,25 +37,6 @@ TRANSFORMERS_WEIGHTS = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-
-
-@dataclass(frozen=True)
-class NamedModel:
-    """A model, and what is known of it besides.
-
-    Attributes:
-        model: as it was made.
-        example_inputs: to run it on; None where none are known.
-        imports: what Python must import to make it again.
-        maker: the Python expression of a function that makes it again.
-        has_random_weights: it comes from a library and nobody trained it.
-    """
-
-    model: nn.Module
-    example_inputs: Any
-    imports: str
-    maker: str
-    has_random_weights: bool
 
 
 def find_model(name: str, shapes: list[str], *, meta: bool = False) -> NamedModel:
@@ -69,6 +52,8 @@ def find_model(name: str, shapes: list[str], *, meta: bool = False) -> NamedMode
     """
     with torch.device("meta" if meta else "cpu"):
         named = make_model(name)
+    if meta:
+        named.model.to("meta")  # a checkpoint has numbers
     known = named.example_inputs
     if shapes:
         known = tuple(parse_shape(shape) for shape in shapes)
@@ -89,7 +74,7 @@ def make_model(name: str) -> NamedModel:
     named = _made(name)
     if not isinstance(named.model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"{name} gave {type(named.model).__name__}, which is no torch.nn.Module.")
-    return named
+    return named if named.name else replace(named, name=name)
 
 
 def parse_shape(text: str) -> Tensor:
@@ -123,17 +108,32 @@ def _made(name: str) -> NamedModel:
             f"MODELS[{json.dumps(name)}].make",
             has_random_weights=True,
         )
+    if is_checkpoint(name):
+        return saved_model(name, make_model)
     source, _, rest = name.partition(":")
     if source in _LIBRARIES and rest:
         return _LIBRARIES[source](rest)
     if not is_function_name(name):
         check_has_function(name)
+        _check_is_no_folder(name)
         own, libraries = ", ".join(MODELS), ", ".join(f"{library}:NAME" for library in _LIBRARIES)
         raise ConfigError(
-            f"There is no model {name!r}.{nearest(name, MODELS)} Known are {own}, {libraries}, and module:function or "
-            "file.py:function for your own."
+            f"There is no model {name!r}.{nearest(name, MODELS)} Known are {own}, {libraries}, folders of "
+            "checkpoints, and module:function or file.py:function for your own."
         )
     return _own(name)
+
+
+def _check_is_no_folder(name: str) -> None:
+    path = Path(name).expanduser()
+    if path.is_dir():
+        raise ConfigError(
+            f"{name} is a folder without run.json, so no checkpoint. Give one that a command has saved; of a "
+            f"transformers model write transformers:{name}"
+        )
+    if len(path.parts) > 1:
+        others = [place.name for place in path.parent.glob("*") if is_checkpoint(place)]
+        raise ConfigError(f"There is no checkpoint {name}.{nearest(path.name, others)}")
 
 
 def _own(name: str) -> NamedModel:

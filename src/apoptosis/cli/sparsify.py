@@ -78,7 +78,7 @@ def _sparsified(
             )
 
     run = finish(subject, options.subject, lambda: options.place, work, console)
-    return SparsifyResult(options, subject.named, run)
+    return SparsifyResult(options, run)
 
 
 def _check_names(options: SparsifyOptions) -> None:

@@ -24,7 +24,6 @@ from apoptosis.cli.result_tables import (
     show_place,
     step_as_data,
 )
-from apoptosis.cli.sources import NamedModel
 from apoptosis.cli.sparsify_options import DEFAULT_POLICY, DEFAULT_SCOPE, SparsifyOptions
 from apoptosis.cli.subject import Subject
 from apoptosis.criteria import CRITERIA
@@ -55,7 +54,6 @@ class SparsifyResult:
     """One run of the command."""
 
     options: SparsifyOptions
-    named: NamedModel
     run: Finished[MaskPlan]
 
     @property
@@ -130,7 +128,7 @@ class SparsifyResult:
             "seconds": self.run.seconds,
             "saved": str(self.run.saved),
             "replaced": self.run.replaced,
-            "load": load_lines(self.run.saved, self.named),
+            "load": load_lines(self.run),
             "next": next_command(self)[0] if self.removed_something else None,
         }
 
@@ -226,7 +224,7 @@ def show_result(result: SparsifyResult, console: Console) -> None:
     for remark in remarks:
         console.print(Text(remark), soft_wrap=True)
     console.print(Text(_sizes(result)), soft_wrap=True)
-    show_place(result.run, result.named, console)
+    show_place(result.run, console)
     if result.removed_something:
         command, why = next_command(result)
         console.print(Text(f"Next: {command}\n      ({why})"), soft_wrap=True)

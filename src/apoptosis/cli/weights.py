@@ -1,4 +1,4 @@
-"""Trained weights from a file into a model: every name and every shape must fit, and nothing in the file is run."""
+"""Trained weights from a file into a model: every name and shape must fit, and nothing in the file is run."""
 
 import pickle
 import re
@@ -12,8 +12,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from apoptosis.checkpoint import load_outcome, read_run
+from apoptosis.cli.named_models import is_checkpoint
 from apoptosis.cli.names import sentence
+from apoptosis.cli.torch_masks import keep_masks_, without_torch_masks
 from apoptosis.errors import CheckpointError
+from apoptosis.masks import MaskPlan, mask_
 
 __all__ = ["load_weights_"]
 
@@ -22,18 +26,20 @@ WRAPPERS = ("state_dict", "model")
 
 
 def load_weights_(model: nn.Module, path: Path) -> None:
-    """Put the weights of a `.safetensors` file, or of one that torch wrote, into the model.
+    """Put the weights of a `.safetensors` file, of one that torch wrote, or of a checkpoint into the model.
+
+    Masks that come with them are kept: those of a checkpoint, and those of `torch.nn.utils.prune`.
 
     Raises:
         CheckpointError: there is no such file, it holds other things than tensors, or they are of another model.
     """
-    if (checkpoint := path if path.is_dir() else path.parent) and (
-        checkpoint / "run.json"
-    ).is_file():
+    path = path.expanduser()
+    if is_checkpoint(path):
+        _load_checkpoint_(model, path)
+        return
+    if is_checkpoint(path.parent):
         raise CheckpointError(
-            f"{path} is a checkpoint of apoptosis, or part of one: a smaller network than the one it was made from. "
-            "Let a function load it and name that function as the model, my_nets.py:small with "
-            f"`def small(): return ap.load({str(checkpoint)!r}, dense=…)`."
+            f"{path} is part of a checkpoint of apoptosis. Give the folder: --weights {path.parent}"
         )
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
@@ -41,8 +47,30 @@ def load_weights_(model: nn.Module, path: Path) -> None:
             f"The weights {path}: it {what}. Give a file .safetensors, or one that torch.save has written."
         )
     found = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    found, masks = without_torch_masks(found)
     _check_fits(model, found, path)
     model.load_state_dict(found, strict=False)  # tied tensors may stand in a file under one name
+    if masks:
+        keep_masks_(model, masks)
+
+
+def _load_checkpoint_(model: nn.Module, path: Path) -> None:
+    run = read_run(path)
+    subject = run.settings.get("subject")
+    of = f" of {subject['model']}" if isinstance(subject, dict) and "model" in subject else ""
+    shapes = {n: tuple(t.shape) for n, t in model.state_dict().items() if isinstance(t, Tensor)}
+    if run.shapes != shapes:
+        names = [n for n in {**shapes, **run.shapes} if shapes.get(n) != run.shapes.get(n)]
+        raise CheckpointError(
+            f"--weights {path}: the checkpoint{of} has tensors of other names or shapes than {type(model).__name__}: "
+            f"{names[0]!r} is {run.shapes.get(names[0], 'not there')} in it and "
+            f"{shapes.get(names[0], 'not there')} in the model. Name the folder as the model instead: it holds its "
+            "network, however it was cut."
+        )
+    trained = load_outcome(path, model)
+    model.load_state_dict(trained.model.state_dict())
+    if isinstance(trained.plan, MaskPlan):
+        mask_(model, trained.plan)
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
