@@ -15,7 +15,7 @@ from apoptosis.checkpoint.files import write_file, write_json
 from apoptosis.checkpoint.journal import Journal, Note, open_journal
 from apoptosis.checkpoint.loading import load, load_outcome, read_run
 from apoptosis.checkpoint.mask_files import load_masks, save_masks
-from apoptosis.checkpoint.record import SavedRun
+from apoptosis.checkpoint.record import SavedRun, read_step, step_as_json
 from apoptosis.checkpoint.saving import save
 
 __all__ = [
@@ -27,8 +27,10 @@ __all__ = [
     "load_outcome",
     "open_journal",
     "read_run",
+    "read_step",
     "save",
     "save_masks",
+    "step_as_json",
     "write_file",
     "write_json",
 ]

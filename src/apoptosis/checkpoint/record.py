@@ -32,6 +32,8 @@ __all__ = [
     "present_versions",
     "run_as_json",
     "same_versions",
+    "read_step",
+    "step_as_json",
 ]
 
 CUT, MASKED = 1, 2
@@ -110,7 +112,7 @@ def run_as_json(run: SavedRun) -> str:
         "delivery": run.delivery,
         "settings": _checked_settings(run.settings),
         "spent": [asdict(line) for line in run.spent],
-        "history": [_step_as_json(step) for step in run.history],
+        "history": [step_as_json(step) for step in run.history],
         "example": run.example,
         "program": run.program,
         "extra_state": dict(run.extra_state),
@@ -178,7 +180,8 @@ def _checked_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(dict(settings)))
 
 
-def _step_as_json(step: StepRecord) -> dict[str, Any]:
+def step_as_json(step: StepRecord) -> dict[str, Any]:
+    """Plain values; `read_step` reads them."""
     scores = {
         group: [_number(n) for n in (own.lowest, own.median, own.highest)]
         for group, own in step.scores.items()
@@ -211,7 +214,7 @@ def _number(value: float) -> float | str:
 def _read(data: Mapping[str, Any]) -> SavedRun:
     return SavedRun(
         settings=dict(data["settings"]),
-        history=tuple(_read_step(step) for step in data["history"]),
+        history=tuple(read_step(step) for step in data["history"]),
         spent=tuple(Spending(**line) for line in data["spent"]),
         versions=dict(data["versions"]),
         delivery=data["delivery"],
@@ -225,7 +228,8 @@ def _read(data: Mapping[str, Any]) -> SavedRun:
     )
 
 
-def _read_step(data: Mapping[str, Any]) -> StepRecord:
+def read_step(data: Mapping[str, Any]) -> StepRecord:
+    """What `step_as_json` made of one."""
     numbers: dict[str, Any] = {
         "scores": {g: ScoreSummary(*map(float, own)) for g, own in data["scores"].items()},
         "loss": None if data["loss"] is None else float(data["loss"]),

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from apoptosis.checkpoint import Journal
 from apoptosis.criteria import Aggregation, Criterion, UnitScores, find_criterion
 from apoptosis.planning import (
     Budget,
@@ -37,6 +38,7 @@ from apoptosis.workflow.arguments import (
     failures_explained,
     first_sample,
 )
+from apoptosis.workflow.notes import note_units, noted_units
 from apoptosis.workflow.removal_order import RemovalOrder
 
 __all__ = ["DEFAULT_CRITERION", "DEFAULT_STEPS", "default_selection", "prune"]
@@ -58,6 +60,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     selection: Selection | None = None,
     repair: Iterable[Repair | str] = (),
     example_inputs: Any = None,
+    journal: Journal | None = None,
 ) -> Outcome[Plan]:
     """A smaller network that meets the budget; the given one is untouched.
 
@@ -73,6 +76,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         repair: what to do with the network afterwards, in this order.
         example_inputs: what to trace the model with; the first sample of the batches unless given. MACs are counted for
             these.
+        journal: where a note is kept after every step; a run that was stopped goes on from the last.
 
     Returns:
         The small network, the plan that leads to it, and a record of every step.
@@ -100,10 +104,12 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     selection = selection or default_selection(model)
     check_reachable(dense, budget, selection)
 
-    small, plan, structure = model, dense.identity(), dense
-    history: list[StepRecord] = []
     order = RemovalOrder(dense)
+    plan, history = noted_units(journal, dense, order)
+    small, structure = (cut(model, plan), dense.after(plan)) if plan.kept else (model, dense)
     for step in track(range(1, steps + 1), f"pruning by {how.name}"):
+        if step <= len(history):
+            continue  # in an earlier life
         start = time.perf_counter()
         with failures_explained(how.name):
             units = how.units(small, structure, batches, task, aggregation)
@@ -119,6 +125,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         if step == steps > 1 and (full := order.with_budget_spent(plan, selection, limits)):
             small, structure, plan = cut(model, full), dense.after(full), full
         history.append(_record(step, units, structure, history, time.perf_counter() - start))
+        note_units(journal, plan, history, order)
     small = cut(model, plan) if small is model else small
     for mend in repairs:
         small = mend(model, small, plan, batches, task)

@@ -6,6 +6,7 @@ with the order of removal for a score, the first to go go again until the budget
 the last.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,8 @@ from apoptosis.planning import Limits, Selection, plan_within
 from apoptosis.structure import Plan, Structure
 
 __all__ = ["RemovalOrder"]
+
+PARTS = ""  # no group has this name
 
 
 class RemovalOrder:
@@ -41,6 +44,15 @@ class RemovalOrder:
         for rank, (name, unit, _) in enumerate(gone):
             self._when[name][unit] = self._parts + rank / len(gone)
         self._parts += 1
+
+    def as_tensors(self) -> dict[str, Tensor]:
+        """All that was noted, so that a run can go on from it."""
+        return self._when | {PARTS: torch.tensor(self._parts)}
+
+    def read_(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up what `as_tensors` gave."""
+        self._when = {name: own for name, own in tensors.items() if name != PARTS}
+        self._parts = int(tensors[PARTS])
 
     def with_budget_spent(self, plan: Plan, selection: Selection, limits: Limits) -> Plan | None:
         """A plan from the dense network that spends what `plan` leaves of the budget; None if that is all.

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from apoptosis.checkpoint import Journal
 from apoptosis.criteria import Criterion, Saliency, find_criterion, saliencies
 from apoptosis.errors import ConfigError
 from apoptosis.masks import Layer, MaskPlan, identity_masks, mask, mask_, masks_of
@@ -28,6 +29,7 @@ from apoptosis.repair import check_has_batch_norms
 from apoptosis.structure import model_tensors
 from apoptosis.task import Batch, Task
 from apoptosis.workflow.arguments import check_data, check_number, check_task, failures_explained
+from apoptosis.workflow.notes import note_masks, noted_masks
 
 __all__ = [
     "BATCH_NORM_POLICIES",
@@ -53,6 +55,7 @@ def sparsify(  # noqa: PLR0913 - each word is one a user may want to say, and no
     stages: int | None = None,
     saliency: Saliency | str | None = None,
     batch_norm: str = "frozen",
+    journal: Journal | None = None,
 ) -> Outcome[MaskPlan]:
     """A network of the same shape with most of its weights zero, which stay zero; the given one is untouched.
 
@@ -68,6 +71,7 @@ def sparsify(  # noqa: PLR0913 - each word is one a user may want to say, and no
         saliency: how scores rank weights: `plain`, `normalised`, `paper`, `balanced`, or a `Saliency`; the criterion's
             own unless given.
         batch_norm: `frozen`, or `re-estimate` to measure statistics anew after every stage.
+        journal: where a note is kept after every stage; a run that was stopped goes on from the last.
 
     Returns:
         The network, which keeps its masks through training, copies and checkpoints; the masks as its plan; a record of
@@ -105,7 +109,12 @@ def sparsify(  # noqa: PLR0913 - each word is one a user may want to say, and no
     masks = masks_of(model) or identity_masks(model, sparsity.names)
     small = mask(model, masks)
     history: list[StepRecord] = []
+    if (noted := noted_masks(journal, small)) is not None:
+        masks, history = noted
+        small = mask_(small, masks)
     for stage in track(range(1, stages + 1), f"sparsifying by {how.name}"):
+        if history and stage <= history[-1].step:
+            continue  # in an earlier life
         start = time.perf_counter()
         here = sparsity.on_the_way(stage / stages, layers)
         before = sparsity.on_the_way((stage - 1) / stages, layers)
@@ -133,6 +142,7 @@ def sparsify(  # noqa: PLR0913 - each word is one a user may want to say, and no
             )
         )
         masks = later
+        note_masks(journal, masks, small, history)
     settings: dict[str, Any] = {
         "criterion": how.name,
         "saliency": asdict(form),
