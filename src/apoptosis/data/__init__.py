@@ -2,7 +2,8 @@
 
 from apoptosis.data.augmentation import Augmentation
 from apoptosis.data.batches import Batches
+from apoptosis.data.cifar import cifar10, cifar100
 from apoptosis.data.digits import digits
 from apoptosis.data.splits import DataSet, Part, Split
 
-__all__ = ["Augmentation", "Batches", "DataSet", "Part", "Split", "digits"]
+__all__ = ["Augmentation", "Batches", "DataSet", "Part", "Split", "cifar10", "cifar100", "digits"]

@@ -69,6 +69,8 @@ def generator_at(*place: int) -> torch.Generator:
     >>> first == other
     False
     """
-    words = [number % 2**64 for number in place]  # a seed may be negative
-    (state,) = np.random.SeedSequence(words).generate_state(1, np.uint64)
+    # Two words of 32 bits each: SeedSequence joins words, and large numbers would run into their neighbours.
+    words = [word for number in place for word in (number & 0xFFFFFFFF, number >> 32 & 0xFFFFFFFF)]
+    sequence = np.random.SeedSequence([len(place), *words])
+    (state,) = sequence.generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state) >> 1)  # torch takes 63 bits without a sign
