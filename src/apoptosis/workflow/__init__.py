@@ -1,6 +1,8 @@
 """Whole runs, in many small steps, scored anew at each: `prune` cuts units, `sparsify` zeroes single weights.
 
-Gets models and data as arguments, returns records.
+With training: `one_shot` fine-tunes once, `iterative` after each of several budgets, `gradual` after each stage of
+single weights; `compare` lets criteria compete. Each is a function from top to bottom that gets models and data as
+arguments, returns records, and goes on from its notes if a journal has some.
 """
 
 from apoptosis.workflow.arguments import first_sample
@@ -12,6 +14,9 @@ from apoptosis.workflow.contest import (
     ContestData,
     contestants_of,
 )
+from apoptosis.workflow.gradual import Sparsifying, gradual
+from apoptosis.workflow.iterative import iterative
+from apoptosis.workflow.one_shot import Pruning, one_shot
 from apoptosis.workflow.pruning import DEFAULT_CRITERION, DEFAULT_STEPS, default_selection, prune
 from apoptosis.workflow.sparsifying import (
     BATCH_NORM_POLICIES,
@@ -19,21 +24,29 @@ from apoptosis.workflow.sparsifying import (
     default_stages,
     sparsify,
 )
+from apoptosis.workflow.tuning import DEFAULT_TUNING, Material
 
 __all__ = [
     "BASELINES",
     "BATCH_NORM_POLICIES",
     "DEFAULT_CRITERION",
     "DEFAULT_STEPS",
+    "DEFAULT_TUNING",
     "DEFAULT_WEIGHT_CRITERION",
     "CompareOptions",
     "ContestData",
     "Contestant",
+    "Material",
+    "Pruning",
+    "Sparsifying",
     "compare",
     "contestants_of",
     "default_selection",
     "default_stages",
     "first_sample",
+    "gradual",
+    "iterative",
+    "one_shot",
     "prune",
     "sparsify",
 ]

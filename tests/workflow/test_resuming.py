@@ -1,0 +1,170 @@
+"""Runs that are stopped at any moment go on to the same end, bit for bit.
+
+Stopped from inside: at every reading of a batch, and at every writing of a note. Stopped from outside: `kill -9` at
+random moments, again and again, until the run has come through.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from apoptosis.checkpoint import open_journal
+from oracles.interrupted_run import RUNS, material, trained
+
+KINDS = sorted(RUNS)
+SCRIPT = Path(__file__).parents[1] / "oracles" / "interrupted_run.py"
+
+
+class Stopped(BaseException):
+    """As if the process had ended here."""
+
+
+class Fuse:
+    """Counts what happens, and ends it at a given moment."""
+
+    def __init__(self, at: int | None = None) -> None:
+        self.seen, self.at = 0, at
+
+    def __call__(self) -> None:
+        self.seen += 1
+        if self.seen == self.at:
+            raise Stopped
+
+
+@pytest.fixture(scope="module")
+def dense() -> nn.Module:
+    return trained()
+
+
+@pytest.fixture(scope="module")
+def unbroken(dense):
+    """What each run comes to without any journal, and how many batches it reads."""
+    found = {}
+    for kind in KINDS:
+        fuse = Fuse()
+        model = RUNS[kind](dense, material(fuse), None)
+        found[kind] = ({name: own.clone() for name, own in model.state_dict().items()}, fuse.seen)
+    return found
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, own in found.items():
+        assert torch.equal(own, expected[name]), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_journal_changes_nothing(kind, dense, unbroken, tmp_path):
+    with open_journal(tmp_path / "run", {"kind": kind}) as journal:
+        model = RUNS[kind](dense, material(), journal)
+    assert_same(model.state_dict(), unbroken[kind][0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stopped_at_any_batch_it_ends_the_same(kind, dense, unbroken, tmp_path):
+    expected, num_batches = unbroken[kind]
+    draw = random.Random(kind)
+    for trial in range(4):
+        place = tmp_path / str(trial)
+        moments = sorted(draw.sample(range(1, num_batches), 3))
+        for life, moment in enumerate(moments):
+            with (
+                pytest.raises(Stopped),
+                open_journal(place, {"kind": kind}, resume=life > 0) as journal,
+            ):
+                RUNS[kind](dense, material(Fuse(max(1, moment // (life + 1)))), journal)
+        with open_journal(place, {"kind": kind}, resume=True) as journal:
+            model = RUNS[kind](dense, material(), journal)
+        assert_same(model.state_dict(), expected)
+
+
+@pytest.mark.parametrize("kind", ["iterative", "gradual"])
+def test_what_was_done_is_not_done_again(kind, dense, unbroken, tmp_path):
+    _, num_batches = unbroken[kind]
+    late = int(0.9 * num_batches)
+    with pytest.raises(Stopped), open_journal(tmp_path / "run", {"kind": kind}) as journal:
+        RUNS[kind](dense, material(Fuse(late)), journal)
+    fuse = Fuse()
+    with open_journal(tmp_path / "run", {"kind": kind}, resume=True) as journal:
+        RUNS[kind](dense, material(fuse), journal)
+    assert fuse.seen < 0.6 * num_batches
+
+
+@pytest.mark.parametrize("kind", ["fit", "prune", "sparsify"])
+@pytest.mark.parametrize("before", [True, False], ids=["before the rename", "after it"])
+def test_stopped_while_a_note_is_written_it_ends_the_same(
+    kind, before, dense, unbroken, tmp_path, monkeypatch
+):
+    expected, _ = unbroken[kind]
+    renamed = Path.replace
+
+    for number in (1, 2):
+        place, fuse = tmp_path / str(number), Fuse(number)
+
+        def dying(path: Path, target: Path, fuse: Fuse = fuse) -> Path:
+            if before and target.suffix == ".note":
+                fuse()
+            found = renamed(path, target)
+            if not before and target.suffix == ".note":
+                fuse()
+            return found
+
+        monkeypatch.setattr(Path, "replace", dying)
+        with pytest.raises(Stopped), open_journal(place, {"kind": kind}) as journal:
+            RUNS[kind](dense, material(), journal)
+        monkeypatch.setattr(Path, "replace", renamed)
+        with open_journal(place, {"kind": kind}, resume=True) as journal:
+            model = RUNS[kind](dense, material(), journal)
+        assert_same(model.state_dict(), expected)
+
+
+def killed_until_done(kind: str, place: Path, draw: random.Random, longest: float) -> int:
+    """Kill the process at random moments until it comes through; how often that was."""
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[2]), *sys.path]),
+    }
+    for life in range(30):
+        words = [sys.executable, str(SCRIPT), kind, str(place), *(["resume"] if life else [])]
+        process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        try:
+            # Later lives are given longer, so that the run comes through.
+            process.wait(draw.uniform(0, longest) * (1 + life / 4))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+        process.stdout.close()
+        if process.wait() == 0:
+            return life
+    raise AssertionError("it never came through")
+
+
+def check_killed(kind: str, unbroken, tmp_path: Path, seed: int, longest: float = 1.2) -> None:
+    start = time.perf_counter()
+    assert killed_until_done(kind, tmp_path, random.Random(seed), longest=longest) < 30
+    assert time.perf_counter() - start < 300
+    assert_same(load_file(tmp_path / "result.safetensors"), unbroken[kind][0])
+    assert not (tmp_path / "notes").exists(), "nothing is left of the notes"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no kill -9")
+def test_killed_at_random_moments_it_ends_the_same(unbroken, tmp_path):
+    check_killed("iterative", unbroken, tmp_path, seed=0, longest=2.5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="there is no kill -9")
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_at_more_random_moments_it_ends_the_same(kind, seed, unbroken, tmp_path):
+    check_killed(kind, unbroken, tmp_path, seed=seed + 100)
