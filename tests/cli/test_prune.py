@@ -183,7 +183,7 @@ def test_held_out_data_are_evaluated_before_and_after(half, own):
     settings = read_run(out).settings
     before, after = settings["evaluation"]["before"], settings["evaluation"]["after"]
     assert before["count"] == after["count"] == 16
-    assert "on 16 held out" in text
+    assert "on 16 samples held out" in text
     small = ap.load(out, dense=torch_dense(own))
     names: dict = {}
     exec(own.read_text(), names)

@@ -188,7 +188,7 @@ def test_it_is_said_that_zeros_are_no_speed_and_what_the_file_saves(fifth):
 def test_held_out_data_are_evaluated_before_and_after(fifth, own):
     text, out = fifth
     settings = read_run(out).settings
-    assert "on 16 held out" in text
+    assert "on 16 samples held out" in text
     small = ap.load(out, dense=dense_of(own)).eval()
     batches = dense_of(own, "batches")(2)
     with torch.no_grad():

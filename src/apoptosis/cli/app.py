@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from apoptosis import __version__
+from apoptosis.cli.evaluate_command import evaluate
 from apoptosis.cli.kinds import TwoKinds
 from apoptosis.cli.option_groups import spread
 from apoptosis.cli.options import AggregationOption, ModelArgument
@@ -224,6 +225,7 @@ def score(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
 
 
 app.command(cls=TwoKinds)(prune)
+app.command()(evaluate)
 
 
 def _show_version(*, asked: bool) -> None:

@@ -3,7 +3,6 @@
 Until the network is saved nothing is written.
 """
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -14,7 +13,9 @@ from rich.console import Console
 from torch import nn
 
 from apoptosis.checkpoint import save
+from apoptosis.cli.figures import evaluation_as_data
 from apoptosis.cli.named_models import NamedModel, is_checkpoint, joined
+from apoptosis.cli.names import sentence
 from apoptosis.cli.subject import Subject, train_if_new_
 from apoptosis.cli.subject_options import SubjectOptions
 from apoptosis.masks import MaskPlan
@@ -39,6 +40,7 @@ class Finished(Generic[AnyPlan]):
     replaced: bool
     named: NamedModel
     """What the saved network is loaded into."""
+    counted_in: str
 
 
 def finish(
@@ -50,7 +52,7 @@ def finish(
 ) -> Finished[AnyPlan]:
     """Train a network that is new, do the work, judge it and save it, in a place that is free by then."""
     train_if_new_(subject, options, console)
-    before = _evaluated_before(subject)
+    before, unjudged = _evaluated_before(subject)
     start = time.perf_counter()
     outcome = work()
     seconds = time.perf_counter() - start
@@ -58,13 +60,20 @@ def finish(
     to_save, named = joined(subject.named, outcome)
     facts = subject_as_data(options, named)
     judged_on = "scoring data" if subject.data.evaluation is None else "held out"
-    evaluations = {"on": judged_on, "before": _as_data(before), "after": _as_data(after)}
+    evaluations = {
+        "on": judged_on,
+        "counted_in": subject.counted_in,
+        "before": evaluation_as_data(before),
+        "after": evaluation_as_data(after),
+    }
+    if unjudged:
+        evaluations["none_because"] = unjudged
     settings = {**outcome.settings, "subject": facts, "evaluation": evaluations}
     place = find_place()
     replaced = is_checkpoint(place)
     saved = save(place, replace(to_save, settings=settings))
     outcome = replace(outcome, settings=settings)
-    return Finished(outcome, before, after, seconds, saved, replaced, named)
+    return Finished(outcome, before, after, seconds, saved, replaced, named, subject.counted_in)
 
 
 def subject_as_data(options: SubjectOptions, named: NamedModel) -> dict[str, Any]:
@@ -73,34 +82,21 @@ def subject_as_data(options: SubjectOptions, named: NamedModel) -> dict[str, Any
     return facts if named.folder is None else facts | {"checkpoint": str(named.folder)}
 
 
-def _evaluated_before(subject: Subject) -> Evaluation | None:
-    """None where there are no data to judge on but those that are scored, and the task cannot judge on these."""
+def _evaluated_before(subject: Subject) -> tuple[Evaluation | None, str]:
+    """None, and why, where there are no data but those that are scored, and the task cannot judge on these."""
     try:
-        return _evaluated(subject, subject.model)
-    except (
-        Exception
-    ):  # no labels, or metrics that do not fit them; what else fails, fails again when scored
+        return _evaluated(subject, subject.model), ""
+    except Exception as error:
+        # No labels, or metrics that do not fit them; what else fails, fails again when scored.
         if subject.data.evaluation is not None:
             raise
-        return None
+        return None, sentence((str(error).strip().splitlines() or [type(error).__name__])[0])
 
 
 def _evaluated(subject: Subject, model: nn.Module) -> Evaluation:
     data = subject.data
     batches = data.scoring if data.evaluation is None else data.evaluation
     return evaluate(model, batches, data.task)
-
-
-def _as_data(found: Evaluation | None) -> dict[str, Any] | None:
-    """Plain JSON, which has no NaN: a network that was cut too far may give one, and is saved all the same."""
-    if found is None:
-        return None
-    metrics = {name: _finite(value) for name, value in found.metrics.items()}
-    return {"loss": _finite(found.loss), "metrics": metrics, "count": found.count}
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _text(path: Path | None) -> str | None:

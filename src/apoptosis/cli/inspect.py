@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from apoptosis.cli.figures import number
 from apoptosis.cli.names import check_name
 from apoptosis.cli.sources import find_model
 from apoptosis.structure import KINDS, Group, PinnedAxis, Structure, trace
@@ -82,8 +83,8 @@ def show(model: str, structure: Structure, groups: tuple[Group, ...], console: C
     """The tables."""
     units = sum(group.size for group in structure.groups)
     console.print(
-        f"[bold]{model}[/]: {_number(structure.macs())} MACs for the example inputs, "
-        f"{_number(structure.params())} parameters, {len(structure.groups)} groups with {units} units"
+        f"[bold]{model}[/]: {number(structure.macs())} MACs for the example inputs, "
+        f"{number(structure.params())} parameters, {len(structure.groups)} groups with {units} units"
     )
     console.print(_groups_table(structure, groups, console.width))
     inexact = [group for group in groups if not group.exact]
@@ -137,7 +138,7 @@ def _groups_table(structure: Structure, groups: tuple[Group, ...], width: int) -
         macs, params = structure.unit_cost(group.name)
         kind = group.kind if group.exact else f"{group.kind} *"
         tensors = len({place[0] for place in group.places})
-        row = (kind, str(group.size), _number(macs), _number(params), str(tensors))
+        row = (kind, str(group.size), number(macs), number(params), str(tensors))
         table.add_row(Text(group.name), *row)
     return table
 
@@ -169,15 +170,3 @@ def _pinned_table(pinned: tuple[PinnedAxis, ...], width: int) -> Table:
 def _fits(texts: list[str], width: int) -> bool:
     """Whether a column of them can stand on single lines, so that they can be copied, beside the others."""
     return max(map(len, texts), default=0) <= width - ROOM_FOR_OTHERS
-
-
-def _number(value: int) -> str:
-    """Three digits and a unit.
-
-    >>> _number(4_089_184_256), _number(950)
-    ('4.09 G', '950')
-    """
-    for unit, scale in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
-        if value >= scale:
-            return f"{value / scale:.3g} {unit}"
-    return str(value)

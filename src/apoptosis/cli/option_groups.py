@@ -41,20 +41,18 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     made: dict[str, tuple[type, list[str]]] = {}
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
         group, how = _group(parameter.annotation)
-        if group is None:
-            parameters.append(parameter)
-            continue
-        own = _parameters(group, how)
-        made[parameter.name] = (group, [one.name for one in own])
+        own = [parameter] if group is None else _parameters(group, how)
+        if group is not None:
+            made[parameter.name] = (group, [one.name for one in own])
         parameters += own
     parameters.append(config_option({one.name: one.annotation for one in parameters}))
 
     @wraps(command)
     def gathered(**values: Any) -> None:
         values.pop("config")
-        for name, (group, names) in made.items():
-            values[name] = group(**{own: values.pop(own) for own in names})
-        command(**values)
+        # A group may have the name of one of its options, so all are taken out first.
+        own = {name: {one: values.pop(one) for one in names} for name, (_, names) in made.items()}
+        command(**values, **{name: made[name][0](**of) for name, of in own.items()})
 
     gathered.__signature__ = inspect.Signature(_positional_first(parameters))  # type: ignore[attr-defined]
     return gathered

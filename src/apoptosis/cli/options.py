@@ -7,11 +7,13 @@ import typer
 
 __all__ = [
     "AGGREGATION_HELP",
+    "MODEL_HELP",
     "MODEL_NAMES",
     "AggregationOption",
     "BatchSizeOption",
     "DataOption",
     "DeviceOption",
+    "JsonOption",
     "ModelArgument",
     "SamplesOption",
     "SeedOption",
@@ -61,14 +63,11 @@ AGGREGATION_HELP = (
     "said."
 )
 
-ModelArgument = Annotated[
-    str,
-    typer.Argument(
-        help=f"{', '.join(MODEL_NAMES)}; timm:NAME, torchvision:NAME, transformers:FOLDER; the folder of a checkpoint; "
-        "or your own: module:function, file.py:function, which returns the model.",
-        show_default=False,
-    ),
-]
+MODEL_HELP = (
+    f"{', '.join(MODEL_NAMES)}; timm:NAME, torchvision:NAME, transformers:FOLDER; the folder of a checkpoint; or your "
+    "own: module:function, file.py:function, which returns the model."
+)
+ModelArgument = Annotated[str, typer.Argument(help=MODEL_HELP, show_default=False)]
 DataOption = Annotated[
     str,
     typer.Option(
@@ -107,6 +106,9 @@ BatchSizeOption = Annotated[
     typer.Option(
         help="At most so many samples at once; does not change results.", min=1, show_default=False
     ),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON and nothing else.")
 ]
 DeviceOption = Annotated[str, typer.Option(help="cpu or cuda.")]
 SeedOption = Annotated[

@@ -10,7 +10,7 @@ import typer
 
 from apoptosis.cli.kinds import UNITS, WEIGHTS, is_about_weights
 from apoptosis.cli.option_groups import spread
-from apoptosis.cli.options import AGGREGATION_HELP, share
+from apoptosis.cli.options import AGGREGATION_HELP, JsonOption, share
 from apoptosis.cli.refusals import errors_shown
 from apoptosis.cli.subject_options import SubjectOptions
 
@@ -210,9 +210,7 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
             "--dry-run", help="Show what would be done and what it costs; score and write nothing."
         ),
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON and nothing else.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Make a model smaller until no more of it is left than was asked, and save it.
 

@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from apoptosis.cli.figures import number
 from apoptosis.cli.finishing import Finished
-from apoptosis.cli.inspect import _number
 from apoptosis.cli.names import counted
 from apoptosis.cli.prune_options import PruneOptions
 from apoptosis.cli.result_tables import (
@@ -150,7 +150,7 @@ def show_result(result: PruneResult, console: Console) -> None:
         Text.assemble(
             (subject.model, "bold"),
             f" pruned by {result.options.criterion} in {counted(len(outcome.history), 'step')}"
-            f"{scored_on(outcome.history)} ({result.run.seconds:.1f} s)\n",
+            f"{scored_on(outcome.history, result.run.counted_in)} ({result.run.seconds:.1f} s)\n",
         )
     )
     console.print(_spending_table(outcome))
@@ -179,7 +179,7 @@ def show_dry_run(dry: DryRun, console: Console) -> None:
     table = plain_table(("", "left"), ("asked", "right"), ("lowest", "right"), ("dense", "right"))
     for name, dense in dry.dense.items():
         asked = f"{dry.asked[name]:.1%}" if name in dry.asked else "–"
-        table.add_row(name, asked, f"{dry.lowest[name]:.2%}", _number(dense))
+        table.add_row(name, asked, f"{dry.lowest[name]:.2%}", number(dense))
     console.print(table)
     console.print()
     widths = plain_table(("group", "left"), ("kind", "left"), ("units", "right"))
@@ -234,8 +234,8 @@ def _spending_table(outcome: Outcome[Plan]) -> Table:
             line.what,
             f"{line.asked:.1%}" if line.what in asked else "–",
             f"{line.got:.2%}",
-            _number(line.dense),
-            _number(line.left),
+            number(line.dense),
+            number(line.left),
         )
     return table
 

@@ -11,6 +11,7 @@ from rich.text import Text
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from apoptosis.cli.figures import metric, metric_name
 from apoptosis.cli.finishing import Finished
 from apoptosis.cli.names import counted
 from apoptosis.cli.subject_options import SubjectOptions
@@ -33,6 +34,9 @@ __all__ = [
 ]
 
 
+JUDGE = "To have figures, let the data function return (batches, batches with labels)."
+
+
 def plain_table(*columns: tuple[str, str]) -> Table:
     """A table without a frame; a column is its name and its side."""
     table = Table(box=None, pad_edge=False, title_justify="left")
@@ -41,24 +45,28 @@ def plain_table(*columns: tuple[str, str]) -> Table:
     return table
 
 
-def scored_on(history: Iterable[StepRecord]) -> str:
+def scored_on(history: Iterable[StepRecord], counted_in: str) -> str:
     """What was read, to end a headline with."""
-    samples = max((step.count for step in history), default=0)
-    return f" on {counted(samples, 'sample')}" if samples else ", which reads no data"
+    num = max((step.count for step in history), default=0)
+    return f" on {counted(num, counted_in)}" if num else ", which reads no data"
 
 
 def show_evaluation(run: Finished[Any], console: Console) -> None:
-    """Before and after side by side, where something could be judged."""
+    """Before and after side by side; or why there is nothing to show."""
     before, after = run.before, run.after
+    facts = run.outcome.settings["evaluation"]
+    console.print()
     if before is None or after is None:
+        console.print(Text(f"Not evaluated: {facts['none_because']} {JUDGE}"), soft_wrap=True)
         return
-    held_out = run.outcome.settings["evaluation"]["on"] == "held out"
-    on = f"on {before.count} held out" if held_out else "on the scoring data"
+    told = counted(before.count, facts["counted_in"])
+    on = f"on {told} held out" if facts["on"] == "held out" else "on the scoring data"
     table = plain_table((on, "left"), ("before", "right"), ("after", "right"))
     table.add_row("loss", f"{before.loss:.4g}", f"{after.loss:.4g}")
-    for name, value in before.metrics.items():
-        table.add_row(Text(name), f"{value:.4g}", f"{after.metrics.get(name, float('nan')):.4g}")
-    console.print()
+    for name in before.metrics:
+        table.add_row(
+            Text(metric_name(name)), metric(name, before.metrics), metric(name, after.metrics)
+        )
     console.print(table)
 
 

@@ -51,7 +51,7 @@ def run_score(options: ScoreOptions) -> None:
     if options.as_json:
         print(json.dumps(as_data(options, units), indent=1, allow_nan=False))
     else:
-        show(options, subject.structure, units, Console())
+        show(options, subject, units, Console())
 
 
 def as_data(options: ScoreOptions, units: UnitScores) -> dict[str, Any]:
@@ -72,10 +72,10 @@ def as_data(options: ScoreOptions, units: UnitScores) -> dict[str, Any]:
     }
 
 
-def show(options: ScoreOptions, structure: Structure, units: UnitScores, console: Console) -> None:
+def show(options: ScoreOptions, subject: Subject, units: UnitScores, console: Console) -> None:
     """The tables."""
     on = (
-        f" on {counted(units.count, 'sample')}, loss {units.loss:.4g}"
+        f" on {counted(units.count, subject.counted_in)}, loss {units.loss:.4g}"
         if units.loss is not None
         else ""
     )
@@ -85,7 +85,7 @@ def show(options: ScoreOptions, structure: Structure, units: UnitScores, console
             f" scored by {options.criterion}{on}. The lower a score, the sooner the unit goes.\n",
         )
     )
-    console.print(_groups_table(structure, units))
+    console.print(_groups_table(subject.structure, units))
     if units.missing:
         console.print(Text(f"Without scores, and left alone: {', '.join(units.missing[:6])}"))
     if options.top:

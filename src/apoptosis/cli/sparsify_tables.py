@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
+from apoptosis.cli.figures import file_size
 from apoptosis.cli.finishing import Finished
 from apoptosis.cli.names import counted
 from apoptosis.cli.result_tables import (
@@ -19,6 +20,7 @@ from apoptosis.cli.result_tables import (
     load_lines,
     num_batches,
     plain_table,
+    scored_on,
     scoring_cost,
     show_evaluation,
     show_place,
@@ -358,10 +360,14 @@ def _sizes(result: SparsifyResult) -> str:
     total = weights + masks
     others = sum(files.values()) - total
     if total >= dense:
-        return f"Weights and masks take {_kb(total)} on disk, {_kb(dense)} dense: too little went for a smaller file."
+        return (
+            f"Weights and masks take {file_size(total)} on disk, {file_size(dense)} dense: too little went for a "
+            "smaller file."
+        )
+    parts = f"{file_size(weights)} weights, {file_size(masks)} masks"
     return (
-        f"On disk: {_kb(total)} ({_kb(weights)} weights, {_kb(masks)} masks) instead of {_kb(dense)} dense: "
-        f"{total / max(1, dense):.1%}; the record of the run {_kb(others)} more"
+        f"On disk: {file_size(total)} ({parts}) instead of {file_size(dense)} dense: "
+        f"{total / max(1, dense):.1%}; the record of the run {file_size(others)} more"
     )
 
 
@@ -373,13 +379,9 @@ def _how(options: SparsifyOptions) -> str:
 def _read(result: SparsifyResult) -> str:
     """What was read, and for what."""
     history, norms = result.outcome.history, result.options.batch_norm
-    scored = max((step.count for step in history), default=0)
-    words = f" on {counted(scored, 'sample')}" if scored else ""
+    scored = any(step.count for step in history)
+    words = scored_on(history, result.run.counted_in) if scored else ""
     return f"{words}, batch norms measured anew" if norms == "re-estimate" else words
-
-
-def _kb(num: int) -> str:
-    return f"{num / 1e3:,.1f} kB" if num < 1e6 else f"{num / 1e6:,.1f} MB"
 
 
 def _both_ways(kept: float) -> dict[str, float]:

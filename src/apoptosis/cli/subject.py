@@ -17,16 +17,23 @@ from torch import nn
 from apoptosis.cli.data_sources import NamedData, Reading, find_data
 from apoptosis.cli.names import counted, sentence
 from apoptosis.cli.sources import NamedModel, make_model
-from apoptosis.cli.subject_options import SubjectOptions
+from apoptosis.cli.subject_options import DataOptions, SubjectOptions
 from apoptosis.cli.weights import load_weights_
 from apoptosis.errors import ApoptosisError, ConfigError, DataError
 from apoptosis.modes import in_eval_mode
 from apoptosis.structure import Structure, trace
-from apoptosis.task import Batch, Task, tensors_in
+from apoptosis.task import Batch, Task, batch_size, tensors_in
 from apoptosis.training import FitOptions, fit_
 from apoptosis.workflow import first_sample
 
-__all__ = ["Subject", "SubjectOptions", "find_subject", "seeded", "train_if_new_"]
+__all__ = [
+    "Subject",
+    "SubjectOptions",
+    "find_named_data",
+    "find_subject",
+    "seeded",
+    "train_if_new_",
+]
 
 EPOCHS = 6
 
@@ -49,9 +56,22 @@ class Subject:
         """Traced on the first sample. Single weights can go without: models that cannot be traced have none."""
         return trace(self.model, self.example_inputs)
 
+    @cached_property
+    def counted_in(self) -> str:
+        """What losses are means over: samples, or the tokens or positions within them."""
+        batch = next(iter(self.data.scoring))
+        try:
+            num = self.data.task.count(batch)
+        except ApoptosisError:  # no labels
+            return "sample"
+        if num <= batch_size(batch):
+            return "sample"
+        inputs = next(tensors_in(self.data.task.inputs(batch)))
+        return "position" if inputs.is_floating_point() else "token"
+
 
 @contextmanager
-def seeded(options: SubjectOptions) -> Iterator[None]:
+def seeded(options: DataOptions) -> Iterator[None]:
     """Random numbers inside the block depend on the seed alone; the state of before comes back."""
     device = _device(options.device)
     with torch.random.fork_rng([device.index or 0] if device.type == "cuda" else []):
@@ -59,13 +79,22 @@ def seeded(options: SubjectOptions) -> Iterator[None]:
         yield
 
 
-def find_subject(options: SubjectOptions, console: Console, *, traced: bool = True) -> Subject:
+def find_subject(
+    options: SubjectOptions,
+    console: Console,
+    *,
+    traced: bool = True,
+    trains: bool = True,
+    data: NamedData | None = None,
+) -> Subject:
     """Find model, weights and data, and try them on each other; what should be known is said on `console`.
 
     Args:
         options: what was typed.
         console: where a person is told.
         traced: refuse a model whose structure cannot be found.
+        trains: the command trains a network that is new, so nobody need be told that its weights are random.
+        data: as they were found for another model before.
 
     Returns:
         All of it.
@@ -78,10 +107,7 @@ def find_subject(options: SubjectOptions, console: Console, *, traced: bool = Tr
     if options.weights is not None:
         load_weights_(named.model, options.weights)
     named.model.to(device).eval()
-    reading = Reading(
-        samples=options.samples, batch_size=options.batch_size, device=device, seed=options.seed
-    )
-    data = find_data(options.data, reading)
+    data = data or find_named_data(options)
     for batches in (data.scoring, data.evaluation):
         if batches is not None:
             _check_fits(named, data.task, batches, options)
@@ -89,12 +115,22 @@ def find_subject(options: SubjectOptions, console: Console, *, traced: bool = Tr
     subject = Subject(named, data, example)
     if traced:
         _ = subject.structure
-    if named.has_random_weights and options.weights is None and not options.is_new:
+    trained_here = options.is_new and trains
+    if named.has_random_weights and options.weights is None and not trained_here:
         _say(
             console,
-            f"Note: {options.model} has random weights, so scores say little. Give trained ones: --weights FILE",
+            f"Note: {options.model} has random weights, so figures say little. Give trained ones: --weights FILE",
         )
     return subject
+
+
+def find_named_data(options: DataOptions) -> NamedData:
+    """The data, on the device that was asked for."""
+    device = _device(options.device)
+    reading = Reading(
+        samples=options.samples, batch_size=options.batch_size, device=device, seed=options.seed
+    )
+    return find_data(options.data, reading)
 
 
 def train_if_new_(subject: Subject, options: SubjectOptions, console: Console) -> None:

@@ -12,20 +12,30 @@ from apoptosis.cli.options import (
     WeightsOption,
 )
 
-__all__ = ["SubjectOptions"]
+__all__ = ["DataOptions", "SubjectOptions"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubjectOptions:
-    """Which model, with which weights, on which data."""
+class DataOptions:
+    """Which data, on which device; and weights for a model."""
 
-    model: ModelArgument
     data: DataOption
     weights: WeightsOption = None
     samples: SamplesOption = None
     batch_size: BatchSizeOption = None
     device: DeviceOption = "cpu"
     seed: SeedOption = 0
+
+    def of(self, model: str) -> "SubjectOptions":
+        """The same for a model."""
+        return SubjectOptions(model=model, **vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubjectOptions(DataOptions):
+    """Which model, with which weights, on which data."""
+
+    model: ModelArgument
 
     @property
     def is_new(self) -> bool:
