@@ -140,7 +140,7 @@ def killed_until_done(kind: str, place: Path, draw: random.Random, longest: floa
         assert process.stdout.readline() == "begun\n"
         try:
             # Later lives are given longer, so that the run comes through.
-            process.wait(draw.uniform(0, longest) * (1 + life / 4))
+            process.wait(draw.uniform(0, longest) * (1 + life / 2))
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
         process.stdout.close()
@@ -149,9 +149,11 @@ def killed_until_done(kind: str, place: Path, draw: random.Random, longest: floa
     raise AssertionError("it never came through")
 
 
-def check_killed(kind: str, unbroken, tmp_path: Path, seed: int, longest: float = 1.2) -> None:
+def check_killed(kind: str, unbroken, tmp_path: Path, seed: int, longest: float = 0.5) -> None:
     start = time.perf_counter()
-    assert killed_until_done(kind, tmp_path, random.Random(seed), longest=longest) < 30
+    assert killed_until_done(kind, tmp_path, random.Random(seed), longest) >= 1, (
+        "else nothing is shown"
+    )
     assert time.perf_counter() - start < 300
     assert_same(load_file(tmp_path / "result.safetensors"), unbroken[kind][0])
     assert not (tmp_path / "notes").exists(), "nothing is left of the notes"
@@ -159,7 +161,7 @@ def check_killed(kind: str, unbroken, tmp_path: Path, seed: int, longest: float 
 
 @pytest.mark.skipif(os.name == "nt", reason="there is no kill -9")
 def test_killed_at_random_moments_it_ends_the_same(unbroken, tmp_path):
-    check_killed("iterative", unbroken, tmp_path, seed=0, longest=2.5)
+    check_killed("iterative", unbroken, tmp_path, seed=2, longest=0.8)
 
 
 @pytest.mark.slow
