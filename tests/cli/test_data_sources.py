@@ -135,7 +135,7 @@ def test_batches_are_found_and_can_be_read_again(own, name):
             torch.cat([x for x, _ in data.scoring]).flatten(), torch.arange(10.0)
         )
     assert (data.evaluation is not None) == (name == "pair")
-    assert data.training is None
+    assert sizes(data.training) == sizes(data.scoring), "what is scored can be trained on"
     assert hasattr(data.scoring, "__len__") == (name != "stream")
     assert name == "stream" or len(data.scoring) == 3
 

@@ -9,7 +9,7 @@ batches to evaluate on (None for none), and the `Task` that says what a batch is
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,10 +30,14 @@ TRAINING_BATCH_SIZE = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How data are read: at most `samples` are scored, at most `batch_size` at once, on `device`."""
+    """How data are read: at most `samples` are scored, at most `batch_size` at once, on `device`.
+
+    Training reads `training_batch_size` at once, which changes results.
+    """
 
     samples: int | None = None
     batch_size: int | None = None
+    training_batch_size: int | None = None
     device: torch.device = torch.device("cpu")
     seed: int = 0
 
@@ -46,6 +50,8 @@ class NamedData:
     evaluation: Iterable[Batch] | None
     training: Iterable[Batch] | None
     task: Task
+    validation: Iterable[Batch] | None = None
+    """Decides which epoch of a training is kept."""
 
 
 def find_data(name: str, reading: Reading) -> NamedData:
@@ -73,11 +79,16 @@ def _digits(reading: Reading) -> NamedData:
     size = reading.batch_size or DIGITS_BATCH_SIZE
     return NamedData(
         scoring=scored.batches(size, device=reading.device),
-        evaluation=data.test.batches(size, device=reading.device),
+        evaluation=None if data.test is None else data.test.batches(size, device=reading.device),
         training=data.train.batches(
-            TRAINING_BATCH_SIZE, shuffle_seed=reading.seed, device=reading.device
+            reading.training_batch_size or TRAINING_BATCH_SIZE,
+            shuffle_seed=reading.seed,
+            device=reading.device,
         ),
         task=Task.classification(),
+        validation=None
+        if data.validation is None
+        else data.validation.batches(size, device=reading.device),
     )
 
 
@@ -99,6 +110,7 @@ def _own(name: str, made: Any, reading: Reading) -> NamedData:
         )
     task = task or Task.classification()
     _check_batches(name, scoring)
+    training = _adapted(name, scoring, task, replace(reading, batch_size=None))
     batches: Iterable[Batch] = _adapted(name, scoring, task, reading)
     if reading.samples is not None:
         batches = list(_first_samples(batches, reading.samples, task))
@@ -107,7 +119,7 @@ def _own(name: str, made: Any, reading: Reading) -> NamedData:
         _check_batches(f"{name}, evaluation", evaluation)
         evaluation = _adapted(f"{name}, evaluation", evaluation, task, reading)
         _check_first(f"{name}, evaluation", evaluation)
-    return NamedData(batches, evaluation, None, task)
+    return NamedData(batches, evaluation, training, task)
 
 
 class _Adapted:
