@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from dataclasses import replace
 
 import pytest
 
@@ -34,7 +35,7 @@ def comparison(*trials: Trial) -> Comparison:
     names = dict.fromkeys(own.contestant for own in trials)
     dense = Dense(0, Judged(0.1, 0.95, 100), None, {"a": 8}, {"a": 40, "b": 40})
     about = {name: {"criterion": name, "widths": "global"} for name in names}
-    return Comparison((dense,), trials, about, {"device": "cpu"})
+    return Comparison((dense,), trials, about, facts={"device": "cpu"})
 
 
 def test_spreads_are_those_of_a_sample():
@@ -96,3 +97,13 @@ def test_tasks_without_accuracy_are_shown_by_their_loss():
     data = own.as_data()
     data["dense"][0]["test"]["accuracy"] = None
     assert Comparison.from_data(data).measure == "loss"
+
+
+def test_the_notable_are_the_first_the_best_and_the_baselines():
+    trials = [
+        trial(name, validation=v) for name, v in (("a", 0.1), ("b", 0.2), ("c", 0.9), ("d", 0.3))
+    ]
+    own = replace(comparison(*trials), baselines=("d",))
+    assert own.notable() == ["a", "c", "d"]
+    blind = replace(comparison(*(replace(t, validation=None) for t in trials)), baselines=("d",))
+    assert blind.notable() == ["a", "d"]

@@ -7,7 +7,7 @@ taken on test data; whatever is chosen, such as who comes first in a table, is c
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from statistics import mean, stdev
 from typing import Any
 
@@ -121,6 +121,8 @@ class Comparison:
     trials: tuple[Trial, ...]
     contestants: Mapping[str, Mapping[str, str]]
     """By name: its criterion and its rule for widths."""
+    baselines: tuple[str, ...] = ()
+    """Those that are in every comparison."""
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -143,15 +145,25 @@ class Comparison:
         """The data that decide who comes first: `validation`, or None where there are none and nobody is chosen."""
         return None if any(t.final_validation is None for t in self.trials) else "validation"
 
+    def figure(self, judged: Judged | None) -> float | None:
+        """The measure of this comparison."""
+        if judged is None:
+            return None
+        return judged.accuracy if self.measure == "accuracy" else judged.loss
+
     def of(self, contestant: str, budget: float | None = None) -> list[Trial]:
         """Trials of one contestant, at one budget or at all."""
         return [t for t in self.trials if t.contestant == contestant and budget in (None, t.asked)]
 
     def spread(
-        self, contestant: str, budget: float, figure: Callable[[Trial], float | None]
+        self, contestant: str, budget: float, judged: Callable[[Trial], Judged | None]
     ) -> Spread:
-        """A figure over seeds."""
-        return Spread.of(figure(trial) for trial in self.of(contestant, budget))
+        """The measure over seeds."""
+        return Spread.of(self.figure(judged(trial)) for trial in self.of(contestant, budget))
+
+    def dense_spread(self) -> Spread:
+        """The measure of the dense networks over seeds."""
+        return Spread.of(self.figure(dense.test) for dense in self.dense)
 
     def best_first(self) -> list[str]:
         """Contestants by their mean accuracy (else loss) on validation data over budgets and seeds, losses for ties.
@@ -163,6 +175,11 @@ class Comparison:
             return names
         return sorted(names, key=self._place)
 
+    def notable(self) -> list[str]:
+        """Whom to show where not all can be: the first that was named, the best, and the baselines."""
+        best = self.best_first()[:1] if self.chosen_on else []
+        return list(dict.fromkeys([*list(self.contestants)[:1], *best, *self.baselines]))
+
     def as_data(self) -> dict[str, Any]:
         """Plain JSON without NaN; `from_data` reads it."""
         return {
@@ -171,6 +188,7 @@ class Comparison:
             "chosen_on": self.chosen_on,
             "best_first": self.best_first(),
             "contestants": {name: dict(own) for name, own in self.contestants.items()},
+            "baselines": list(self.baselines),
             "dense": [asdict(dense) for dense in self.dense],
             "trials": [asdict(trial) for trial in self.trials],
         }
@@ -178,11 +196,13 @@ class Comparison:
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> "Comparison":
         """The comparison that `as_data` wrote."""
-        own = ("figures_on", "chosen_on", "best_first", "contestants", "dense", "trials")
+        here = {field.name for field in fields(Comparison)} - {"facts"}
+        own = {*here, "figures_on", "chosen_on", "best_first"}
         return Comparison(
             dense=tuple(map(dense_from_data, data["dense"])),
             trials=tuple(map(trial_from_data, data["trials"])),
             contestants=data["contestants"],
+            baselines=tuple(data["baselines"]),
             facts={name: value for name, value in data.items() if name not in own},
         )
 

@@ -7,7 +7,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from apoptosis.checkpoint import write_file
+from apoptosis.report.style import COLORS, GRID, MARKERS, new_figure, save
 
 __all__ = ["Agreement", "RankingReport", "plot_ranking"]
 
@@ -61,13 +61,8 @@ class RankingReport:
 
 def plot_ranking(report: RankingReport, path: Path) -> Path:
     """Draw the report as a PNG."""
-    # Here and without pyplot: drawing needs no display, and whoever draws nothing does not wait for matplotlib.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     rows = report.best_first()[::-1]
-    figure = Figure(figsize=(8, 1.6 + 0.42 * len(rows)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(8, 1.6 + 0.42 * len(rows))
     axes = figure.add_subplot()
     axes.barh(range(len(rows)), [row.mean for row in rows], height=0.62, color="#dbe4ee", zorder=1)
     for (group, channels), (color, marker) in zip(report.channels.items(), _looks(), strict=False):
@@ -89,7 +84,7 @@ def plot_ranking(report: RankingReport, path: Path) -> Path:
     axes.axvline(0, color="#444444", linewidth=0.8, zorder=2)
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.set_xlim(min(-0.3, _lowest(report) - 0.05), 1.03)
-    axes.grid(axis="x", color="#e6e6e6", linewidth=0.8, zorder=0)
+    axes.grid(axis="x", color=GRID, linewidth=0.8, zorder=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     axes.annotate("mean", (1.02, 1.01), xycoords="axes fraction", weight="bold")
@@ -98,7 +93,7 @@ def plot_ranking(report: RankingReport, path: Path) -> Path:
     )
     axes.set_title("How well does each criterion rank channels?", loc="left", weight="bold")
     figure.legend(title="group (channels)", loc="outside lower center", ncols=6, frameon=False)
-    return write_file(path, lambda file: figure.savefig(file, dpi=150, format="png"))
+    return save(figure, path)
 
 
 def _lowest(report: RankingReport) -> float:
@@ -107,9 +102,7 @@ def _lowest(report: RankingReport) -> float:
 
 
 def _looks() -> Iterator[tuple[str, str]]:
-    """Colours that colour-blind readers can tell apart (Okabe and Ito), each with a marker for printing in grey."""
-    colors = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"]
-    return zip(cycle(colors), cycle("osD^vPX"), strict=True)
+    return zip(cycle(COLORS), cycle(MARKERS), strict=True)
 
 
 def _number(value: float) -> float | None:

@@ -40,6 +40,7 @@ from apoptosis.task import Batch, Task
 from apoptosis.training import evaluate, fit_
 from apoptosis.workflow.arguments import check_data, first_sample
 from apoptosis.workflow.contest import (
+    BASELINES,
     CompareOptions,
     Contestant,
     ContestData,
@@ -115,6 +116,7 @@ def compare(
         dense=tuple(dense),
         trials=tuple(trials),
         contestants={e.name: {"criterion": e.criterion, "widths": e.widths} for e in entrants},
+        baselines=tuple(baseline.name for baseline in BASELINES),
         facts={
             "options": json.loads(json.dumps(asdict(options))),
             "n": {
