@@ -13,6 +13,7 @@ drawn order too, so that the first n are a random sample. Images are normalised 
 all 50,000 training images, whatever the seed: a network is judged on the numbers it was trained with, in any split.
 """
 
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -79,7 +80,7 @@ def load_cifar(
         raise DataError(
             f"{kind} was asked for at {path}, and nothing is there. {LAYOUTS[kind].remedy}"
         )
-    is_npz = path.is_file() and path.suffix == ".npz"
+    is_npz = path.is_file() and (path.suffix == ".npz" or zipfile.is_zipfile(path))
     arrays = read_npz(path) if is_npz else read_python(path, LAYOUTS[kind])
     (images, labels), test = (
         _checked(kind, path, part, arrays[f"x_{part}"], arrays[f"y_{part}"])

@@ -7,7 +7,7 @@ import gzip
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -70,17 +70,17 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
 )
 
 
-def read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """The four arrays of an `.npz`.
+def read_npz(path: Path, names: Sequence[str] = ARRAYS) -> dict[str, NDArray[Any]]:
+    """Arrays of an `.npz`, all four unless said.
 
     Raises:
         DataError: it is damaged, lacks one, or holds one that only a pickle can hold.
     """
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
-            missing = [name for name in ARRAYS if name not in held]
+            missing = [name for name in names if name not in held]
             if not missing:
-                return {name: held[name] for name in ARRAYS}
+                return {name: held[name] for name in names}
             found = ", ".join(held.files) or "nothing"
     except DAMAGE as error:
         raise DataError(
