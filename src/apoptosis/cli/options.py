@@ -1,6 +1,5 @@
 """Arguments and options that several commands have, said once. No torch here: help answers at once."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -20,9 +19,7 @@ __all__ = [
     "SamplesOption",
     "SeedOption",
     "Shares",
-    "Shares",
     "share",
-    "shares",
     "shares",
     "WeightsOption",
 ]
@@ -62,46 +59,6 @@ def share(text: str | float) -> float:
     if sign:
         raise typer.BadParameter(f"{value:g} % is written {value / 100:g}")
     return value
-
-
-class Shares(tuple[float, ...]):
-    """Several shares, typed with commas between."""
-
-    __slots__ = ()
-
-
-def shares(text: str | Shares) -> Shares:
-    """Parts of a whole as numbers.
-
-    Raises:
-        typer.BadParameter: one is none, or is there twice.
-
-    >>> shares("0.5,0.25")
-    (0.5, 0.25)
-    """
-    found = text if isinstance(text, Shares) else Shares(map(share, text.split(",")))
-    if len(set(found)) < len(found):
-        raise typer.BadParameter(f"{text!r} has a share twice")
-    return found
-
-
-@dataclass(frozen=True)
-class Shares:
-    """Shares of one thing that may stay, one round after another."""
-
-    values: tuple[float, ...]
-
-    def __str__(self) -> str:
-        return ",".join(f"{value:g}" for value in self.values)
-
-
-def shares(text: str) -> Shares:
-    """One share, or several with commas between.
-
-    >>> shares("0.6,0.3").values
-    (0.6, 0.3)
-    """
-    return Shares(tuple(share(part) for part in str(text).split(",")))
 
 
 AGGREGATION_HELP = (
