@@ -61,6 +61,35 @@ def share(text: str | float) -> float:
     return value
 
 
+class Shares(tuple[float, ...]):
+    """One share or several, typed with commas between."""
+
+    __slots__ = ()
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The shares themselves."""
+        return tuple(self)
+
+    def __str__(self) -> str:
+        return ",".join(f"{one:g}" for one in self)
+
+
+def shares(text: str | Shares) -> Shares:
+    """Parts of a whole as numbers.
+
+    Raises:
+        typer.BadParameter: one is none, or is there twice.
+
+    >>> shares("0.5,0.25")
+    (0.5, 0.25)
+    """
+    found = text if isinstance(text, Shares) else Shares(map(share, str(text).split(",")))
+    if len(set(found)) < len(found):
+        raise typer.BadParameter(f"{text} has a share twice")
+    return found
+
+
 AGGREGATION_HELP = (
     "How scores of parameters become those of units: default, paper, layers, units, signed. The criterion's own unless "
     "said."
