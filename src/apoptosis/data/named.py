@@ -45,7 +45,7 @@ def find_data_set(name: str, seed: int = 0) -> DataSet[Any]:
     if word in LAYOUTS:
         kind = cast(Kind, word)
         return load_cifar(kind, place or _looked_for(kind), seed=seed)
-    if not Path(name).exists():
+    if not _lies_there(name):
         raise DataError(
             f"There are no data {name!r}.{_nearest(name)} Known are {', '.join(NAMES)}, cifar10:PATH, cifar100:PATH, "
             "and the path of a folder of images, of an .npz or .tar.gz of CIFAR, or of a .zip of images."
@@ -60,7 +60,11 @@ def is_data_set_name(name: str) -> bool:
     [True, True, False]
     """
     word, _, place = name.partition(":")
-    return name in NAMES or (word in PREFIXES and bool(place)) or Path(name).exists()
+    return name in NAMES or (word in PREFIXES and bool(place)) or _lies_there(name)
+
+
+def _lies_there(name: str) -> bool:
+    return bool(name) and Path(name).exists()  # an empty path is this folder
 
 
 def _nearest(name: str) -> str:
