@@ -468,6 +468,11 @@ MISFITS = {
     "inputs": ("make", "wide", "does not run on a batch of inputs of shape (8, 5)"),
     "known inputs": ("with_inputs", "wide", "(it is known to take (1, 4))"),
     "labels": ("make", "many_classes", "the loss of outputs of shape (8, 3) cannot be taken"),
+    "classes": (
+        "make",
+        "many_classes",
+        "Labels go up to 7, and the model has outputs for 3 classes",
+    ),
     "evaluation": ("make", "bad_evaluation", "does not run on a batch of inputs of shape (8, 5)"),
     "reading": ("make", "breaks_later", "failed with KeyError: 'image 17'. At"),
 }

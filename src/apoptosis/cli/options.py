@@ -104,9 +104,10 @@ DataOption = Annotated[
     str,
     typer.Option(
         "--data",
-        help="digits, or your own: module:function or file.py:function, which returns batches (a list, a DataLoader) "
-        "or a tuple: batches to score on, batches to evaluate on if there are any, the Task if it is not "
-        "classification.",
+        help="digits; cifar10, cifar100 (here or in ./data), cifar10:PATH; the path of a folder of images or of an "
+        ".npz, .tar.gz or .zip, whole:FILE.zip; or your own: module:function or file.py:function, which returns "
+        "batches (a list, a DataLoader), a tuple: batches to score on, batches to evaluate on if there are any, the "
+        "Task if it is not classification, or a dict of batches: scoring, training, validation, evaluation, task.",
         show_default=False,
     ),
 ]

@@ -15,6 +15,7 @@ from rich.text import Text
 from torch import nn
 
 from apoptosis.cli.data_sources import NamedData, Reading, find_data
+from apoptosis.cli.labels import check_labels_fit
 from apoptosis.cli.names import counted, sentence
 from apoptosis.cli.sources import NamedModel, make_model
 from apoptosis.cli.subject_options import DataOptions, SubjectOptions
@@ -110,7 +111,7 @@ def find_subject(
     data = data or find_named_data(options)
     for batches in (data.scoring, data.evaluation):
         if batches is not None:
-            _check_fits(named, data.task, batches, options)
+            _check_fits(named, data, batches, options)
     example = first_sample(named.model, data.scoring, data.task)
     subject = Subject(named, data, example)
     if traced:
@@ -173,10 +174,10 @@ def _device(name: str) -> torch.device:
 
 
 def _check_fits(
-    named: NamedModel, task: Task, batches: Iterable[Batch], options: SubjectOptions
+    named: NamedModel, data: NamedData, batches: Iterable[Batch], options: SubjectOptions
 ) -> None:
     """Run the first batch, and take its loss where it has labels."""
-    batch = next(iter(batches))
+    batch, task = next(iter(batches)), data.task
     model, names = named.model, f"{options.model} and {options.data} do not fit"
     args, kwargs = task.inputs(batch)
     shapes = _shapes((args, kwargs))
@@ -192,6 +193,7 @@ def _check_fits(
             options,
         )
         outputs = task.outputs(raw)
+        check_labels_fit(names, data, outputs, batch)
         tokens = (
             " (outputs for every position look like a language model's: let the data function return "
             "(batches, ap.Task.language_model()))"
