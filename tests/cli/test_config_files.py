@@ -76,7 +76,7 @@ def test_unknown_keys_are_answered_with_the_nearest(tmp_path):
     said = refused(written(tmp_path, "keep-flop = 0.5"))
     assert "ConfigError" in said
     assert "has no option 'keep-flop'. Did you mean 'keep-flops'?" in said
-    said = refused(written(tmp_path, "steps = 2"), command="score")
+    said = refused(written(tmp_path, "floor = 2"), command="score")
     assert "It is one of prune: write it below [prune]" in said
     assert "no option 'config'" in refused(written(tmp_path, 'config = "other.toml"'))
 

@@ -559,7 +559,7 @@ def test_ctrl_c_leaves_nothing_behind(own, tmp_path, monkeypatch):
     assert result.exit_code == 130
     assert "Stopped." in result.stderr
     assert result.stdout == ""
-    assert not list(tmp_path.iterdir())
+    assert not list((tmp_path / "runs").iterdir())
 
 
 def test_the_state_of_random_numbers_is_left_alone(own, tmp_path):

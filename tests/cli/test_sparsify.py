@@ -214,6 +214,7 @@ def test_json_alone_is_printed_and_another_run_agrees(own, tmp_path):
         "evaluation",
         "layers",
         "left_whole",
+        "training",
         "stages",
         "bytes",
         "seconds",

@@ -25,7 +25,7 @@ from apoptosis.cli.names import nearest
 from apoptosis.cli.refusals import show_refusal
 from apoptosis.errors import ConfigError
 
-__all__ = ["as_toml", "config_option", "key_of", "read_config"]
+__all__ = ["OWN", "as_toml", "config_option", "key_of", "read_config"]
 
 OWN = ("config", "help")
 """Options that no file can give."""

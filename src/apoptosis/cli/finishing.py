@@ -1,6 +1,6 @@
-"""What every command that makes a network smaller does with the work: evaluate before and after, and save at once.
+"""What every command that makes a network does with the work: evaluate before and after, and save at once.
 
-Until the network is saved nothing is written.
+Until the network is saved nothing is written but notes to go on from (`resuming`), which are then removed.
 """
 
 import time
@@ -12,10 +12,11 @@ from typing import Any, Generic, TypeVar
 from rich.console import Console
 from torch import nn
 
-from apoptosis.checkpoint import save
+from apoptosis.checkpoint import Journal, save
 from apoptosis.cli.figures import evaluation_as_data
 from apoptosis.cli.named_models import NamedModel, is_checkpoint, joined
 from apoptosis.cli.names import sentence
+from apoptosis.cli.resuming import Asked, noted
 from apoptosis.cli.subject import Subject, train_if_new_
 from apoptosis.cli.subject_options import SubjectOptions
 from apoptosis.masks import MaskPlan
@@ -23,9 +24,21 @@ from apoptosis.records import Outcome
 from apoptosis.structure import Plan
 from apoptosis.training import Evaluation, evaluate
 
-__all__ = ["Finished", "finish", "subject_as_data"]
+__all__ = ["Finished", "Work", "finish", "subject_as_data"]
 
 AnyPlan = TypeVar("AnyPlan", bound=Plan | MaskPlan)
+
+
+@dataclass(frozen=True)
+class Work(Generic[AnyPlan]):
+    """What is to be done, and where the result goes."""
+
+    do: Callable[[Journal], tuple[Outcome[AnyPlan], ...]]
+    """One network, or one for each round; the last is the result."""
+    place: Path
+    asked: Asked
+    trains_new: bool = True
+    """A network that is new is trained first, where the work itself does not."""
 
 
 @dataclass(frozen=True)
@@ -41,39 +54,80 @@ class Finished(Generic[AnyPlan]):
     named: NamedModel
     """What the saved network is loaded into."""
     counted_in: str
+    asked: Asked
+    earlier: "tuple[Finished[AnyPlan], ...]" = ()
+    """Results of the rounds before the last."""
+
+    @property
+    def training(self) -> list[dict[str, Any]]:
+        """Records of all trainings, as plain data."""
+        return list(self.outcome.settings.get("training", []))
 
 
 def finish(
-    subject: Subject,
-    options: SubjectOptions,
-    find_place: Callable[[], Path],
-    work: Callable[[], Outcome[AnyPlan]],
-    console: Console,
+    subject: Subject, options: SubjectOptions, work: Work[AnyPlan], console: Console
 ) -> Finished[AnyPlan]:
-    """Train a network that is new, do the work, judge it and save it, in a place that is free by then."""
-    train_if_new_(subject, options, console)
-    before, unjudged = _evaluated_before(subject)
-    start = time.perf_counter()
-    outcome = work()
-    seconds = time.perf_counter() - start
-    after = None if before is None else _evaluated(subject, outcome.model)
-    to_save, named = joined(subject.named, outcome)
-    facts = subject_as_data(options, named)
-    judged_on = "scoring data" if subject.data.evaluation is None else "held out"
+    """Train a network that is new, do the work, judge it and save it."""
+    with noted(work.asked, work.place) as journal:
+        if work.trains_new:
+            train_if_new_(subject, options, console, journal)
+        before, unjudged = _evaluated_before(subject)
+        start = time.perf_counter()
+        outcomes = work.do(journal)
+        seconds = time.perf_counter() - start
+        rounds = [
+            _saved(subject, options, work, _Round(outcome, place, before, unjudged, seconds))
+            for outcome, place in zip(outcomes, _places(work.place, outcomes), strict=True)
+        ]
+    return replace(rounds[-1], earlier=tuple(rounds[:-1]))
+
+
+@dataclass(frozen=True)
+class _Round(Generic[AnyPlan]):
+    outcome: Outcome[AnyPlan]
+    place: Path
+    before: Evaluation | None
+    unjudged: str
+    seconds: float
+
+
+def _saved(
+    subject: Subject, options: SubjectOptions, work: Work[AnyPlan], done: _Round[AnyPlan]
+) -> Finished[AnyPlan]:
+    after = None if done.before is None else _evaluated(subject, done.outcome.model)
+    to_save, named = joined(subject.named, done.outcome)
     evaluations = {
-        "on": judged_on,
+        "on": "scoring data" if subject.data.evaluation is None else "held out",
         "counted_in": subject.counted_in,
-        "before": evaluation_as_data(before),
+        "before": evaluation_as_data(done.before),
         "after": evaluation_as_data(after),
     }
-    if unjudged:
-        evaluations["none_because"] = unjudged
-    settings = {**outcome.settings, "subject": facts, "evaluation": evaluations}
-    place = find_place()
-    replaced = is_checkpoint(place)
-    saved = save(place, replace(to_save, settings=settings))
-    outcome = replace(outcome, settings=settings)
-    return Finished(outcome, before, after, seconds, saved, replaced, named, subject.counted_in)
+    if done.unjudged:
+        evaluations["none_because"] = done.unjudged
+    facts = subject_as_data(options, named)
+    settings = {**done.outcome.settings, "subject": facts, "evaluation": evaluations}
+    replaced = is_checkpoint(done.place)
+    saved = save(done.place, replace(to_save, settings=settings))
+    return Finished(
+        replace(done.outcome, settings=settings),
+        done.before,
+        after,
+        done.seconds,
+        saved,
+        replaced,
+        named,
+        subject.counted_in,
+        work.asked,
+    )
+
+
+def _places(place: Path, outcomes: tuple[Outcome[Any], ...]) -> list[Path]:
+    """Rounds before the last are saved beside it, under its name and their budget."""
+    earlier = [
+        "-".join(f"{what}{share:g}" for what, share in outcome.settings["budget"].items())
+        for outcome in outcomes[:-1]
+    ]
+    return [*(place.with_name(f"{place.name}-{own}") for own in earlier), place]
 
 
 def subject_as_data(options: SubjectOptions, named: NamedModel) -> dict[str, Any]:

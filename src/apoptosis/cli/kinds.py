@@ -14,10 +14,11 @@ from typer.core import TyperCommand, TyperOption
 
 from apoptosis.errors import ConfigError
 
-__all__ = ["BOTH", "UNITS", "WEIGHTS", "TwoKinds", "is_about_weights"]
+__all__ = ["BOTH", "TUNING", "UNITS", "WEIGHTS", "TwoKinds", "check_trains", "is_about_weights"]
 
 UNITS = "Units (structured)"
 WEIGHTS = "Single weights (unstructured)"
+TUNING = "Fine-tuning"
 BOTH = "Both"
 
 
@@ -49,6 +50,19 @@ def is_about_weights(context: typer.Context) -> bool:
     if weights and not asked:
         raise ConfigError(_weights_without_the_word(weights, units))
     return bool(asked)
+
+
+def check_trains(context: typer.Context, epochs: int) -> None:
+    """Refuse words of fine-tuning where there is none.
+
+    Raises:
+        ConfigError: there are some.
+    """
+    words = [word for word in _given(context, TUNING) if word != "epochs"]
+    if words and not epochs:
+        raise ConfigError(
+            f"{_belong(words)} to fine-tuning, and none was asked for: add --epochs 5."
+        )
 
 
 def _units_among_weights(asked: str, weights: Mapping[str, Any], units: Mapping[str, Any]) -> str:

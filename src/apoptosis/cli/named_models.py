@@ -89,7 +89,7 @@ def joined(named: NamedModel, outcome: Outcome[Any]) -> tuple[Outcome[Any], Name
     cut: the checkpoint of that is then where the network comes from, and the second result says so.
     """
     before = named.saved
-    if before is None:
+    if before is None or outcome.plan is before.plan:  # trained only
         return outcome, named
     if isinstance(before.plan, Plan) and isinstance(outcome.plan, Plan):
         return replace(outcome, plan=before.plan.then(outcome.plan)), named

@@ -13,7 +13,8 @@ __all__ = ["check_file", "check_folder", "free_place"]
 
 def free_place(model: str, *parts: str) -> Path:
     """A folder in `runs/` that says what it holds, under a name that nothing has yet."""
-    name = re.sub(r"[^\w.-]+", "-", model).strip("-.")
+    name = Path(model).name if Path(model).expanduser().is_dir() else model
+    name = re.sub(r"[^\w.-]+", "-", name).strip("-.")
     first = Path("runs") / "-".join([name, *parts])
     others = (first.with_name(f"{first.name}-{num}") for num in count(2))
     return next(place for place in chain([first], others) if not os.path.lexists(place))

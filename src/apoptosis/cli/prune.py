@@ -5,26 +5,29 @@ pruned, evaluated again and saved at once; until then nothing is written.
 """
 
 import json
+from collections.abc import Callable
 
 from rich.console import Console
 
+from apoptosis.checkpoint import Journal
 from apoptosis.cli.bars import progress_bars
-from apoptosis.cli.finishing import finish
+from apoptosis.cli.finishing import Work, finish
 from apoptosis.cli.names import check_name
 from apoptosis.cli.places import check_folder
 from apoptosis.cli.prune_options import PruneOptions
 from apoptosis.cli.prune_tables import DryRun, PruneResult, show_dry_run, show_result
-from apoptosis.cli.subject import Subject, find_subject, seeded
+from apoptosis.cli.subject import Subject, find_named_data, find_subject, seeded
+from apoptosis.cli.train import material_of
 from apoptosis.cli.typed_words import in_typed_words
 from apoptosis.criteria import AGGREGATIONS, CRITERIA
 from apoptosis.errors import ConfigError
 from apoptosis.masks import MaskPlan
-from apoptosis.planning import Budget, Selection, check_reachable
+from apoptosis.planning import Selection, check_reachable
 from apoptosis.planning.selection import PRICES, WIDTHS
 from apoptosis.records import Outcome
 from apoptosis.repair import REPAIRS
 from apoptosis.structure import KINDS, Plan
-from apoptosis.workflow import default_selection, prune
+from apoptosis.workflow import Pruning, default_selection, iterative, one_shot, prune
 
 __all__ = ["run_prune"]
 
@@ -32,20 +35,29 @@ __all__ = ["run_prune"]
 def run_prune(options: PruneOptions) -> None:
     """Prune, save, and show what came out; or, for a dry run, what would be done."""
     console = Console(stderr=True)
-    budget = options.budget()
+    budgets, place = options.budgets(), options.place
+    fit = options.tuning.fit(options.subject.seed)
     _check_names(options)
     options.selection(Selection())
-    check_folder(options.place)
+    check_folder(place)
     with seeded(options.subject), progress_bars(console):
-        subject = find_subject(options.subject, console)
+        data = find_named_data(options.subject, options.tuning.training_batch_size)
+        subject = find_subject(options.subject, console, data=data)
         _check_keeps_no_masks(subject)
         selection = options.selection(default_selection(subject.model))
         with in_typed_words():
-            check_reachable(subject.structure, budget, selection)
+            check_reachable(subject.structure, budgets[-1], selection)
+        if fit.epochs:
+            material_of(subject)
         result = (
-            DryRun.of(options, subject, budget, selection)
+            DryRun.of(options, subject, budgets[-1], selection)
             if options.dry_run
-            else _pruned(options, subject, budget, selection, console)
+            else _pruned(
+                options,
+                Work(_work(options, subject, selection), place, options.asked),
+                subject,
+                console,
+            )
         )
     if options.as_json:
         print(json.dumps(result.as_data(), indent=1, allow_nan=False))
@@ -56,29 +68,56 @@ def run_prune(options: PruneOptions) -> None:
 
 
 def _pruned(
-    options: PruneOptions,
-    subject: Subject,
-    budget: Budget,
-    selection: Selection,
-    console: Console,
+    options: PruneOptions, work: Work[Plan], subject: Subject, console: Console
 ) -> PruneResult:
-    def work() -> Outcome[Plan]:
+    return PruneResult(options, finish(subject, options.subject, work, console))
+
+
+def _work(
+    options: PruneOptions, subject: Subject, selection: Selection
+) -> Callable[[Journal], tuple[Outcome[Plan], ...]]:
+    """Pruning alone, with training after it, or in rounds with training after each."""
+    model, data = subject.model, subject.data
+    budgets, fit = options.budgets(), options.tuning.fit(options.subject.seed)
+    how = Pruning(
+        criterion=options.criterion,
+        steps=options.steps,
+        aggregation=options.aggregation,
+        selection=selection,
+        repair=options.repair,
+    )
+
+    def work(journal: Journal) -> tuple[Outcome[Plan], ...]:
         with in_typed_words():
-            return prune(
-                subject.model,
-                subject.data.scoring,
-                budget,
-                subject.data.task,
-                criterion=options.criterion,
-                steps=options.steps,
-                aggregation=options.aggregation,
-                selection=selection,
-                repair=options.repair,
-                example_inputs=subject.example_inputs,
+            if not fit.epochs:
+                outcome = prune(
+                    model,
+                    data.scoring,
+                    budgets[-1],
+                    data.task,
+                    **vars(how),
+                    example_inputs=subject.example_inputs,
+                    journal=journal.part("prune"),
+                )
+                return (outcome,)
+            material = material_of(subject)
+            if len(budgets) == 1:
+                return (
+                    one_shot(
+                        model,
+                        budgets[0],
+                        material,
+                        data.task,
+                        pruning=how,
+                        fit=fit,
+                        journal=journal,
+                    ),
+                )
+            return iterative(
+                model, budgets, material, data.task, pruning=how, fit=fit, journal=journal
             )
 
-    run = finish(subject, options.subject, lambda: options.place, work, console)
-    return PruneResult(options, run)
+    return work
 
 
 def _check_keeps_no_masks(subject: Subject) -> None:

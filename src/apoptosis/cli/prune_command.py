@@ -8,11 +8,13 @@ from typing import Annotated
 
 import typer
 
-from apoptosis.cli.kinds import UNITS, WEIGHTS, is_about_weights
-from apoptosis.cli.option_groups import spread
-from apoptosis.cli.options import AGGREGATION_HELP, JsonOption, share
+from apoptosis.cli.kinds import TUNING, UNITS, WEIGHTS, check_trains, is_about_weights
+from apoptosis.cli.option_groups import Group, spread
+from apoptosis.cli.options import AGGREGATION_HELP, JsonOption, ResumeOption, Shares, share, shares
 from apoptosis.cli.refusals import errors_shown
+from apoptosis.cli.resuming import asked_of
 from apoptosis.cli.subject_options import SubjectOptions
+from apoptosis.cli.training_options import PruneTuning
 
 __all__ = ["prune"]
 
@@ -22,31 +24,32 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
     context: typer.Context,
     *,
     keep_flops: Annotated[
-        float | None,
+        Shares | None,
         typer.Option(
-            help="Share of the MACs that may stay (papers say FLOPs): 0.5 keeps half.",
-            parser=share,
-            metavar="<float>",
+            help="Share of the MACs that may stay (papers say FLOPs): 0.5 keeps half; 0.6,0.3 goes in two rounds with "
+            "training after each.",
+            parser=shares,
+            metavar="<float>,…",
             show_default=False,
             rich_help_panel=UNITS,
         ),
     ] = None,
     keep_params: Annotated[
-        float | None,
+        Shares | None,
         typer.Option(
             help="Share of the parameters that may stay.",
-            parser=share,
-            metavar="<float>",
+            parser=shares,
+            metavar="<float>,…",
             show_default=False,
             rich_help_panel=UNITS,
         ),
     ] = None,
     keep_units: Annotated[
-        float | None,
+        Shares | None,
         typer.Option(
             help="Share of the units that may stay.",
-            parser=share,
-            metavar="<float>",
+            parser=shares,
+            metavar="<float>,…",
             show_default=False,
             rich_help_panel=UNITS,
         ),
@@ -180,6 +183,7 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
             "--allow-empty", help="A layer may lose its last weight.", rich_help_panel=WEIGHTS
         ),
     ] = False,
+    tuning: Annotated[PruneTuning, Group(panel=TUNING)],
     subject: SubjectOptions,
     criterion: Annotated[
         str | None,
@@ -204,6 +208,7 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
             show_default=False,
         ),
     ] = None,
+    resume: ResumeOption = False,  # noqa: ARG001 - `asked_of` reads it
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -221,6 +226,8 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
     Examples:
       apoptosis prune digits_cnn --data digits --keep-flops 0.5 --out runs/half
 
+      apoptosis prune runs/dense --data digits --keep-flops 0.6,0.3 --epochs 5    trained after each round
+
       apoptosis prune my_nets.py:make --data my_data.py:batches --keep-params 0.3 --dry-run
 
       apoptosis prune resnet20 --weights dense.safetensors --data my_data.py:batches --keep-flops 0.5 --name '!stem*'
@@ -231,6 +238,8 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
     """
     with errors_shown(context):
         about_weights = is_about_weights(context)
+        check_trains(context, tuning.epochs)
+        asked = asked_of(context)
         if about_weights:
             from apoptosis.cli.sparsify import run_sparsify
             from apoptosis.cli.sparsify_options import SparsifyOptions
@@ -247,6 +256,8 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
                     batch_norm=batch_norm,
                     allow_empty=allow_empty,
                     names=tuple(name or ()),
+                    tuning=tuning,
+                    asked=asked,
                     out=out,
                     dry_run=dry_run,
                     as_json=as_json,
@@ -274,6 +285,8 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
                 round_to=round_to,
                 floor=floor,
                 cap=cap,
+                tuning=tuning,
+                asked=asked,
                 out=out,
                 dry_run=dry_run,
                 as_json=as_json,

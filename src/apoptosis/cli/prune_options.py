@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from apoptosis.cli.options import Shares
 from apoptosis.cli.places import free_place
-from apoptosis.cli.subject import SubjectOptions
+from apoptosis.cli.resuming import Asked
+from apoptosis.cli.subject_options import SubjectOptions
+from apoptosis.cli.training_options import PruneTuning
 from apoptosis.cli.typed_words import in_typed_words
 from apoptosis.errors import ConfigError
 from apoptosis.planning import Budget, Selection
@@ -18,9 +21,9 @@ class PruneOptions:
     """What `apoptosis prune` can be told; `round_to` is the library's choice where it is None."""
 
     subject: SubjectOptions
-    keep_flops: float | None = None
-    keep_params: float | None = None
-    keep_units: float | None = None
+    keep_flops: Shares | None = None
+    keep_params: Shares | None = None
+    keep_units: Shares | None = None
     asked_criterion: str | None = None
     steps: int = DEFAULT_STEPS
     aggregation: str | None = None
@@ -32,6 +35,8 @@ class PruneOptions:
     round_to: int | None = None
     floor: int = 1
     cap: float = 1.0
+    tuning: PruneTuning = PruneTuning()
+    asked: Asked = Asked("prune")
     out: Path | None = None
     dry_run: bool = False
     as_json: bool = False
@@ -46,22 +51,47 @@ class PruneOptions:
         """Where the result is saved: as asked, or a name that says what it is and that nothing has yet."""
         if self.out is not None:
             return self.out
-        shares = [f"{name}{share:g}" for name, share in self.budget().shares().items()]
-        return free_place(self.subject.model, self.criterion, *shares)
+        shares = [f"{name}{share:g}" for name, share in self.budget.shares().items()]
+        tuned = [f"tuned{self.tuning.epochs}"] if self.tuning.epochs else []
+        return free_place(self.subject.model, self.criterion, *shares, *tuned)
 
+    @property
     def budget(self) -> Budget:
-        """What may stay.
+        """What may stay in the end."""
+        return self.budgets()[-1]
+
+    def budgets(self) -> tuple[Budget, ...]:
+        """What may stay, round by round.
 
         Raises:
-            ConfigError: a share is none, or nothing is asked for.
+            ConfigError: a share is none, nothing is asked for, or lists do not fit each other.
         """
-        if all(kept is None for kept in (self.keep_flops, self.keep_params, self.keep_units)):
+        told = {"flops": self.keep_flops, "params": self.keep_params, "units": self.keep_units}
+        asked = {what: own for what, own in told.items() if own is not None}
+        if not asked:
             raise ConfigError(
                 "Nothing was asked for. Say what may stay: --keep-flops 0.5, --keep-params 0.5 or --keep-units 0.5; "
                 "or, of single weights, --unstructured --keep 0.1."
             )
+        words = " and ".join(f"--keep-{what} {own}" for what, own in asked.items())
+        num = max(map(len, asked.values()))
+        if any(len(own) != num for own in asked.values()):
+            raise ConfigError(f"{words} were asked for. Lists of rounds have as many shares each.")
+        if num > 1 and not self.tuning.epochs:
+            raise ConfigError(
+                f"{words}: a list is pruned round by round, with training after each. Say how long: --epochs 5; or "
+                "give the last share alone."
+            )
+        for what, own in asked.items():
+            if list(own) != sorted(own, reverse=True):
+                raise ConfigError(
+                    f"--keep-{what} {own}: each round keeps less than the one before it."
+                )
         with in_typed_words():
-            return Budget(flops=self.keep_flops, params=self.keep_params, units=self.keep_units)
+            return tuple(
+                Budget(**{what: own[number] for what, own in asked.items()})
+                for number in range(num)
+            )
 
     def selection(self, default: Selection) -> Selection:
         """How units are chosen."""

@@ -1,19 +1,18 @@
 """What `apoptosis prune` of whole units shows: asked and got side by side, widths before and after."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from apoptosis.cli.figures import number
+from apoptosis.cli.figures import metric, metric_name, number
 from apoptosis.cli.finishing import Finished
 from apoptosis.cli.names import counted
 from apoptosis.cli.prune_options import PruneOptions
 from apoptosis.cli.result_tables import (
     beside,
-    command_line,
     has_batch_norms,
     load_lines,
     num_batches,
@@ -21,16 +20,18 @@ from apoptosis.cli.result_tables import (
     scored_on,
     scoring_cost,
     show_evaluation,
+    show_next,
     show_place,
     step_as_data,
 )
 from apoptosis.cli.subject import Subject
+from apoptosis.cli.training_tables import training_lines
 from apoptosis.criteria import CRITERIA
 from apoptosis.errors import BudgetError
 from apoptosis.planning import Budget, Selection, check_reachable
 from apoptosis.records import Outcome
 from apoptosis.structure import Group, Plan, Structure
-from apoptosis.workflow import DEFAULT_CRITERION, DEFAULT_STEPS
+from apoptosis.workflow import DEFAULT_CRITERION
 
 __all__ = ["DryRun", "PruneResult", "show_dry_run", "show_result"]
 
@@ -62,6 +63,7 @@ class PruneResult:
         """Whether batch norms have the statistics of before, which the layers ahead of them no longer give."""
         return (
             self.removed_something
+            and not self.run.training
             and "batch_norm" not in self.options.repair
             and has_batch_norms(self.outcome.model)
         )
@@ -81,6 +83,11 @@ class PruneResult:
             },
             "delivery": plan.delivery,
             "delivery_because": plan.delivery_because,
+            "training": self.run.training,
+            "rounds": [
+                {"saved": str(own.saved), "evaluation": own.outcome.settings["evaluation"]["after"]}
+                for own in (*self.run.earlier, self.run)
+            ],
             "steps": [step_as_data(step, "step") for step in self.outcome.history],
             "seconds": self.run.seconds,
             "saved": str(self.run.saved),
@@ -155,15 +162,18 @@ def show_result(result: PruneResult, console: Console) -> None:
     )
     console.print(_spending_table(outcome))
     show_evaluation(result.run, console)
+    for line in training_lines(result.run.training):
+        console.print(Text(line), soft_wrap=True)
     console.print()
     console.print(_widths_table(outcome))
     console.print(Text(f"\n{_delivered(outcome)}"))
     if result.has_stale_norms:
         console.print(Text(STALE_NORMS), soft_wrap=True)
+    for place, own in enumerate(result.run.earlier, 1):
+        console.print(Text(_round_line(place, own)), soft_wrap=True)
     show_place(result.run, console)
     if result.removed_something:
-        command, why = next_command(result)
-        console.print(Text(f"Next: {command}\n      ({why})"), soft_wrap=True)
+        show_next(*next_command(result), console)
 
 
 def show_dry_run(dry: DryRun, console: Console) -> None:
@@ -193,35 +203,13 @@ def show_dry_run(dry: DryRun, console: Console) -> None:
 
 def next_command(result: PruneResult) -> tuple[str, str]:
     """Mend the batch norms where there are any and it was not done; else, compare with the simplest criterion."""
-    options = result.options
+    options, asked = result.options, result.run.asked
     if result.has_stale_norms:
-        repair, out = (*options.repair, "batch_norm"), beside(options.out, "repaired")
-        return _command(replace(options, repair=repair, out=out)), "with batch norms measured anew"
+        repair, out = [*options.repair, "batch_norm"], beside(options.out, "repaired")
+        return asked.line(repair=repair, out=out), "with batch norms measured anew"
     other = "magnitude" if options.criterion != "magnitude" else DEFAULT_CRITERION
-    compared = replace(options, asked_criterion=other, out=beside(options.out, other))
-    return _command(compared), "how much of this was the criterion?"
-
-
-def _command(options: PruneOptions) -> str:
-    """The command line of these options."""
-    pairs: list[tuple[str, Any, Any]] = [
-        ("keep-flops", options.keep_flops, None),
-        ("keep-params", options.keep_params, None),
-        ("keep-units", options.keep_units, None),
-        ("criterion", options.asked_criterion, None),
-        ("steps", options.steps, DEFAULT_STEPS),
-        ("aggregation", options.aggregation, None),
-        *(("repair", repair, None) for repair in options.repair),
-        ("widths", options.widths, "global"),
-        ("per", options.per, "cost"),
-        *(("kind", kind, None) for kind in options.kinds),
-        *(("name", name, None) for name in options.names),
-        ("round-to", options.round_to, None),
-        ("floor", options.floor, 1),
-        ("cap", options.cap, 1.0),
-        ("out", options.out, None),
-    ]
-    return command_line(options.subject, pairs)
+    line = asked.line(criterion=other, out=beside(options.out, other))
+    return line, "how much of this was the criterion?"
 
 
 def _spending_table(outcome: Outcome[Plan]) -> Table:
@@ -246,6 +234,15 @@ def _widths_table(outcome: Outcome[Plan]) -> Table:
     for name, size in outcome.plan.sizes.items():
         table.add_row(Text(name), str(size), str(counts[name][0] if name in counts else size))
     return table
+
+
+def _round_line(place: int, run: Finished[Plan]) -> str:
+    budget = " ".join(f"{what} {share:g}" for what, share in run.outcome.settings["budget"].items())
+    judged = [] if run.after is None else [f"loss {run.after.loss:.4g}"]
+    if run.after is not None:
+        values = run.after.metrics
+        judged += [f"{metric_name(name)} {metric(name, values)}" for name in values]
+    return f"Round {place} ({budget}): {', '.join([*judged, f'saved in {run.saved}'])}"
 
 
 def _delivered(outcome: Outcome[Plan]) -> str:

@@ -10,9 +10,17 @@ from rich.text import Text
 
 from apoptosis.errors import ApoptosisError
 
-__all__ = ["INTERRUPTED", "errors_shown", "say_interrupted", "show_refusal"]
+__all__ = ["INTERRUPTED", "Stopped", "errors_shown", "say_interrupted", "show_refusal"]
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
+
+
+class Stopped(KeyboardInterrupt):
+    """By Ctrl-C, in a run that can go on; `go_on` is what to type."""
+
+    def __init__(self, go_on: str) -> None:
+        super().__init__(go_on)
+        self.go_on = go_on
 
 
 @contextmanager
@@ -23,8 +31,8 @@ def errors_shown(context: typer.Context) -> Iterator[None]:
     except (ApoptosisError, OSError) as error:
         show_refusal(error, context)
         raise typer.Exit(1) from error
-    except KeyboardInterrupt:
-        say_interrupted()
+    except KeyboardInterrupt as stop:
+        say_interrupted(stop.go_on if isinstance(stop, Stopped) else "")
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -40,8 +48,9 @@ def show_refusal(error: Exception, context: typer.Context) -> None:
         console.print("Where it came from: apoptosis --debug " + str(context.info_name) + " …")
 
 
-def say_interrupted() -> None:
-    """On stderr, where it disturbs nobody's JSON."""
-    Console(stderr=True).print(
-        "Stopped. Files are written whole or not at all, so none is half done."
-    )
+def say_interrupted(go_on: str = "") -> None:
+    """On stderr, where it disturbs nobody's JSON; with the command that goes on, where there is one."""
+    console = Console(stderr=True)
+    console.print("Stopped. Files are written whole or not at all, so none is half done.")
+    if go_on:
+        console.print(Text(f"Go on: {go_on}"), soft_wrap=True)

@@ -1,6 +1,5 @@
 """What all commands that make a network smaller show alike: evaluations, where the result lies, what to type next."""
 
-import shlex
 from collections.abc import Iterable, Sized
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from apoptosis.cli.figures import metric, metric_name
 from apoptosis.cli.finishing import Finished
 from apoptosis.cli.names import counted
-from apoptosis.cli.subject_options import SubjectOptions
 from apoptosis.criteria import CRITERIA
 from apoptosis.records import StepRecord
 from apoptosis.task import Batch
 
 __all__ = [
     "beside",
-    "command_line",
     "has_batch_norms",
     "load_lines",
     "num_batches",
@@ -29,6 +26,7 @@ __all__ = [
     "scored_on",
     "scoring_cost",
     "show_evaluation",
+    "show_next",
     "show_place",
     "step_as_data",
 ]
@@ -90,23 +88,9 @@ def load_lines(run: Finished[Any]) -> list[str]:
     ]
 
 
-def command_line(subject: SubjectOptions, pairs: Iterable[tuple[str, Any, Any]]) -> str:
-    """The command of a subject and of options, each its word, its value and its default; True is the word alone."""
-    words = ["apoptosis", "prune", subject.model]
-    for option, value, default in (
-        ("data", subject.data, None),
-        ("weights", subject.weights, None),
-        *pairs,
-        ("samples", subject.samples, None),
-        ("batch-size", subject.batch_size, None),
-        ("device", subject.device, "cpu"),
-        ("seed", subject.seed, 0),
-    ):
-        if value is True:
-            words.append(f"--{option}")
-        elif value is not None and value is not False and value != default:
-            words += [f"--{option}", str(value)]
-    return shlex.join(words)
+def show_next(command: str, why: str, console: Console) -> None:
+    """What to type next."""
+    console.print(Text(f"Next: {command}\n      ({why})"), soft_wrap=True)
 
 
 def beside(out: Path | None, what: str) -> Path | None:

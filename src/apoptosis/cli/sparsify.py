@@ -5,12 +5,14 @@ All that can be refused is refused before the work, as for whole units (`prune`)
 """
 
 import json
+from collections.abc import Callable
 
 from rich.console import Console
 from torch import nn
 
+from apoptosis.checkpoint import Journal
 from apoptosis.cli.bars import progress_bars
-from apoptosis.cli.finishing import finish
+from apoptosis.cli.finishing import Work, finish
 from apoptosis.cli.names import check_name
 from apoptosis.cli.places import check_folder
 from apoptosis.cli.sparsify_options import SparsifyOptions
@@ -20,7 +22,8 @@ from apoptosis.cli.sparsify_tables import (
     show_dry_run,
     show_result,
 )
-from apoptosis.cli.subject import Subject, find_subject, seeded
+from apoptosis.cli.subject import Subject, find_named_data, find_subject, seeded
+from apoptosis.cli.train import material_of
 from apoptosis.cli.typed_words import in_typed_words
 from apoptosis.criteria import CRITERIA, SALIENCIES
 from apoptosis.errors import ConfigError, ModelError
@@ -29,7 +32,7 @@ from apoptosis.planning import Sparsity
 from apoptosis.planning.sparsity import SCOPES
 from apoptosis.records import Outcome
 from apoptosis.repair import check_has_batch_norms
-from apoptosis.workflow import BATCH_NORM_POLICIES, sparsify
+from apoptosis.workflow import BATCH_NORM_POLICIES, Sparsifying, gradual, sparsify
 
 __all__ = ["run_sparsify"]
 
@@ -38,17 +41,26 @@ def run_sparsify(options: SparsifyOptions) -> None:
     """Zero weights, save, and show what came out; or, for a dry run, what would be done."""
     console = Console(stderr=True)
     _check_names(options)
-    sparsity = options.sparsity()
-    check_folder(options.place)
+    sparsity, place = options.sparsity(), options.place
+    fit = options.tuning.fit(options.subject.seed)
+    check_folder(place)
     with seeded(options.subject), progress_bars(console):
-        subject = find_subject(options.subject, console, traced=False)
+        data = find_named_data(options.subject, options.tuning.training_batch_size)
+        subject = find_subject(options.subject, console, traced=False, data=data)
         layers = _layers(subject.model, sparsity)
         if options.batch_norm == "re-estimate":
             _check_has_norms(subject.model)
+        if fit.epochs:
+            material_of(subject)
         result = (
             SparsifyDryRun.of(options, subject, sparsity, layers)
             if options.dry_run
-            else _sparsified(options, subject, sparsity, console)
+            else _sparsified(
+                options,
+                Work(_work(options, subject, sparsity), place, options.asked),
+                subject,
+                console,
+            )
         )
     if options.as_json:
         print(json.dumps(result.as_data(), indent=1, allow_nan=False))
@@ -59,26 +71,43 @@ def run_sparsify(options: SparsifyOptions) -> None:
 
 
 def _sparsified(
-    options: SparsifyOptions,
-    subject: Subject,
-    sparsity: Sparsity,
-    console: Console,
+    options: SparsifyOptions, work: Work[MaskPlan], subject: Subject, console: Console
 ) -> SparsifyResult:
-    def work() -> Outcome[MaskPlan]:
-        with in_typed_words():
-            return sparsify(
-                subject.model,
-                subject.data.scoring,
-                sparsity,
-                subject.data.task,
-                criterion=options.criterion,
-                stages=options.stages,
-                saliency=options.saliency,
-                batch_norm=options.batch_norm,
-            )
+    return SparsifyResult(options, finish(subject, options.subject, work, console))
 
-    run = finish(subject, options.subject, lambda: options.place, work, console)
-    return SparsifyResult(options, run)
+
+def _work(
+    options: SparsifyOptions, subject: Subject, sparsity: Sparsity
+) -> Callable[[Journal], tuple[Outcome[MaskPlan], ...]]:
+    """Zeroing alone, or with training after every stage."""
+    model, data = subject.model, subject.data
+    fit = options.tuning.fit(options.subject.seed)
+    how = Sparsifying(
+        criterion=options.criterion,
+        stages=options.stages,
+        saliency=options.saliency,
+        batch_norm=options.batch_norm,
+    )
+
+    def work(journal: Journal) -> tuple[Outcome[MaskPlan], ...]:
+        with in_typed_words():
+            if fit.epochs:
+                material = material_of(subject)
+                outcome = gradual(
+                    model, sparsity, material, data.task, sparsifying=how, fit=fit, journal=journal
+                )
+            else:
+                outcome = sparsify(
+                    model,
+                    data.scoring,
+                    sparsity,
+                    data.task,
+                    **vars(how),
+                    journal=journal.part("sparsify"),
+                )
+        return (outcome,)
+
+    return work
 
 
 def _check_names(options: SparsifyOptions) -> None:

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from apoptosis.cli.places import free_place
-from apoptosis.cli.subject import SubjectOptions
+from apoptosis.cli.resuming import Asked
+from apoptosis.cli.subject_options import SubjectOptions
+from apoptosis.cli.training_options import PruneTuning
 from apoptosis.cli.typed_words import in_typed_words
 from apoptosis.criteria import find_criterion
 from apoptosis.errors import ConfigError
@@ -32,6 +34,8 @@ class SparsifyOptions:
     batch_norm: str = DEFAULT_POLICY
     allow_empty: bool = False
     names: tuple[str, ...] = ()
+    tuning: PruneTuning = PruneTuning()
+    asked: Asked = Asked("prune")
     out: Path | None = None
     dry_run: bool = False
     as_json: bool = False
@@ -52,7 +56,8 @@ class SparsifyOptions:
         if self.out is not None:
             return self.out
         asked = f"weights{self.keep:g}" if self.pattern is None else self.pattern.replace(":", "of")
-        return free_place(self.subject.model, self.criterion, asked)
+        tuned = [f"tuned{self.tuning.epochs}"] if self.tuning.epochs else []
+        return free_place(self.subject.model, self.criterion, asked, *tuned)
 
     def sparsity(self) -> Sparsity:
         """How many weights may stay, and where.

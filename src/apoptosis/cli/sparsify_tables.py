@@ -1,7 +1,7 @@
 """What `apoptosis prune` of single weights shows: shares asked and true, layer by layer, and what was saved."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
@@ -15,7 +15,6 @@ from apoptosis.cli.finishing import Finished
 from apoptosis.cli.names import counted
 from apoptosis.cli.result_tables import (
     beside,
-    command_line,
     has_batch_norms,
     load_lines,
     num_batches,
@@ -23,11 +22,13 @@ from apoptosis.cli.result_tables import (
     scored_on,
     scoring_cost,
     show_evaluation,
+    show_next,
     show_place,
     step_as_data,
 )
-from apoptosis.cli.sparsify_options import DEFAULT_POLICY, DEFAULT_SCOPE, SparsifyOptions
+from apoptosis.cli.sparsify_options import SparsifyOptions
 from apoptosis.cli.subject import Subject
+from apoptosis.cli.training_tables import training_lines
 from apoptosis.criteria import CRITERIA
 from apoptosis.masks import Layer, MaskPlan, Pattern, maskable, masks_of
 from apoptosis.planning import Sparsity
@@ -87,7 +88,7 @@ class SparsifyResult:
     @property
     def has_frozen_norms(self) -> bool:
         """Whether batch norms have the statistics of before, which the layers ahead of them no longer give."""
-        frozen = self.options.batch_norm == "frozen"
+        frozen = self.options.batch_norm == "frozen" and not self.run.training
         return self.removed_something and frozen and has_batch_norms(self.outcome.model)
 
     @property
@@ -125,6 +126,7 @@ class SparsifyResult:
                 for name, (kept, numel) in self.outcome.plan.counts().items()
             },
             "left_whole": self.left_whole,
+            "training": self.run.training,
             "stages": [step_as_data(step, "stage") for step in self.outcome.history],
             "bytes": {"dense": self.dense_bytes, "saved": sum(files.values()), "files": files},
             "seconds": self.run.seconds,
@@ -210,6 +212,8 @@ def show_result(result: SparsifyResult, console: Console) -> None:
     )
     console.print(_shares_table(outcome))
     show_evaluation(result.run, console)
+    for line in training_lines(result.run.training):
+        console.print(Text(line), soft_wrap=True)
     console.print()
     console.print(_layers_table(outcome.plan))
     if whole := result.left_whole:
@@ -228,8 +232,7 @@ def show_result(result: SparsifyResult, console: Console) -> None:
     console.print(Text(_sizes(result)), soft_wrap=True)
     show_place(result.run, console)
     if result.removed_something:
-        command, why = next_command(result)
-        console.print(Text(f"Next: {command}\n      ({why})"), soft_wrap=True)
+        show_next(*next_command(result), console)
 
 
 def show_dry_run(dry: SparsifyDryRun, console: Console) -> None:
@@ -261,31 +264,13 @@ def show_dry_run(dry: SparsifyDryRun, console: Console) -> None:
 
 def next_command(result: SparsifyResult) -> tuple[str, str]:
     """Measure batch norms anew where there are any and it was not done; else, compare with the simplest criterion."""
-    options = result.options
+    options, asked = result.options, result.run.asked
     if result.has_frozen_norms:
-        again = replace(options, batch_norm="re-estimate", out=beside(options.out, "re-estimated"))
-        return _command(again), "with batch norms measured anew"
+        out = beside(options.out, "re-estimated")
+        return asked.line(batch_norm="re-estimate", out=out), "with batch norms measured anew"
     other = "magnitude" if options.criterion != "magnitude" else "oba"
-    compared = replace(options, asked_criterion=other, out=beside(options.out, other))
-    return _command(compared), "how much of this was the criterion?"
-
-
-def _command(options: SparsifyOptions) -> str:
-    """The command line of these options."""
-    pairs: list[tuple[str, Any, Any]] = [
-        ("unstructured", options.pattern is None, None),
-        ("keep", options.keep, None),
-        ("pattern", options.pattern, None),
-        ("criterion", options.asked_criterion, None),
-        ("stages", options.asked_stages, None),
-        ("scope", options.scope, DEFAULT_SCOPE),
-        ("saliency", options.saliency, None),
-        ("batch-norm", options.batch_norm, DEFAULT_POLICY),
-        ("allow-empty", options.allow_empty, None),
-        *(("name", name, None) for name in options.names),
-        ("out", options.out, None),
-    ]
-    return command_line(options.subject, pairs)
+    line = asked.line(criterion=other, out=beside(options.out, other))
+    return line, "how much of this was the criterion?"
 
 
 def _stages(

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 from torch import nn
 
+from apoptosis.checkpoint import Journal
 from apoptosis.cli.data_sources import NamedData, Reading, find_data
 from apoptosis.cli.labels import check_labels_fit
 from apoptosis.cli.names import counted, sentence
@@ -85,7 +86,7 @@ def find_subject(
     console: Console,
     *,
     traced: bool = True,
-    trains: bool = True,
+    trains: bool | None = None,
     data: NamedData | None = None,
 ) -> Subject:
     """Find model, weights and data, and try them on each other; what should be known is said on `console`.
@@ -94,7 +95,8 @@ def find_subject(
         options: what was typed.
         console: where a person is told.
         traced: refuse a model whose structure cannot be found.
-        trains: the command trains a network that is new, so nobody need be told that its weights are random.
+        trains: the command trains this model, so nobody need be told that its weights are random. Unless said, that
+            is what commands do with the network that is new.
         data: as they were found for another model before.
 
     Returns:
@@ -116,8 +118,8 @@ def find_subject(
     subject = Subject(named, data, example)
     if traced:
         _ = subject.structure
-    trained_here = options.is_new and trains
-    if named.has_random_weights and options.weights is None and not trained_here:
+    trains = options.is_new if trains is None else trains
+    if named.has_random_weights and options.weights is None and not trains:
         _say(
             console,
             f"Note: {options.model} has random weights, so figures say little. Give trained ones: --weights FILE",
@@ -125,16 +127,21 @@ def find_subject(
     return subject
 
 
-def find_named_data(options: DataOptions) -> NamedData:
+def find_named_data(options: DataOptions, training_batch_size: int | None = None) -> NamedData:
     """The data, on the device that was asked for."""
-    device = _device(options.device)
     reading = Reading(
-        samples=options.samples, batch_size=options.batch_size, device=device, seed=options.seed
+        samples=options.samples,
+        batch_size=options.batch_size,
+        training_batch_size=training_batch_size,
+        device=_device(options.device),
+        seed=options.seed,
     )
     return find_data(options.data, reading)
 
 
-def train_if_new_(subject: Subject, options: SubjectOptions, console: Console) -> None:
+def train_if_new_(
+    subject: Subject, options: SubjectOptions, console: Console, journal: Journal | None = None
+) -> None:
     """The built-in network of the digits has no trained weights: give it some. Others stay as they are."""
     if not options.is_new:
         return
@@ -149,6 +156,7 @@ def train_if_new_(subject: Subject, options: SubjectOptions, console: Console) -
         subject.data.training,
         subject.data.task,
         FitOptions(epochs=EPOCHS, seed=options.seed),
+        journal=None if journal is None else journal.part("new"),
     )
 
 

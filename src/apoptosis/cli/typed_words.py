@@ -37,6 +37,9 @@ def name_options(patterns: Iterable[str]) -> str:
 
 
 def _typed(message: str) -> str:
+    message = re.sub(
+        r"^FitOptions: (\w+)=", lambda found: f"--{found[1].replace('_', '-')} ", message
+    )
     message = re.sub(r"\b(flops|params|units)=", r"--keep-\1 ", message)
     message = re.sub(r"\ballow_empty=True", "--allow-empty", message)
     message = re.sub(r"\bSparsity\(keep=([\d.]+)\)", r"--unstructured --keep \1", message)

@@ -1,0 +1,121 @@
+"""Runs that were stopped and go on: notes in OUT.progress, beside the place that the result is saved to.
+
+The folder also has run.toml, every option of the run, so that one line goes on with it:
+`apoptosis prune --config OUT.progress/run.toml --resume`. It is removed when the result is saved.
+"""
+
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from apoptosis.cli.config_files import OWN, as_toml, key_of
+from apoptosis.cli.options import Shares
+from apoptosis.cli.refusals import Stopped
+from apoptosis.errors import BudgetError, CheckpointError, ConfigError, NonFiniteError
+
+if TYPE_CHECKING:
+    from apoptosis.checkpoint import Journal
+
+__all__ = ["Asked", "asked_of", "noted"]
+
+NOT_OF_THE_RUN = (*OWN, "resume", "dry-run", "json")
+"""Options that change how a run is shown and not what it does."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A command, and all that it was told, by the keys of a file."""
+
+    command: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """All of them, as plain values."""
+    given: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Those that were typed or stood in a file, as texts; the argument MODEL first."""
+    resume: bool = False
+
+    def line(self, **changes: Any) -> str:
+        """The same command with other options, as it is typed; `keep_flops` is --keep-flops, None leaves one out."""
+        words = ["apoptosis", self.command]
+        told = {key.replace("_", "-"): _texts(value) for key, value in changes.items()}
+        for key, texts in {**self.given, **told}.items():
+            word = [] if key == "model" else [f"--{key}"]
+            if texts is True:
+                words += word
+            for text in texts if isinstance(texts, list) else []:
+                words += [*word, text]
+        return shlex.join(words)
+
+
+def asked_of(context: typer.Context) -> Asked:
+    """What was typed, and what stood in a file, and defaults."""
+    options: dict[str, Any] = {}
+    given: dict[str, Any] = {}
+    resume = False
+    for own in context.command.params:
+        key, value = key_of(own), context.params.get(own.name)
+        resume = resume or (key == "resume" and bool(value))
+        if key in NOT_OF_THE_RUN:
+            continue
+        options[key] = _plain(value)
+        source = context.get_parameter_source(own.name)
+        if source is not None and source.name in ("COMMANDLINE", "DEFAULT_MAP"):
+            given[key] = _texts(value)
+    first = {key: given[key] for key in ("model", "data") if key in given}
+    return Asked(str(context.info_name), options, first | given, resume)
+
+
+@contextmanager
+def noted(asked: Asked, place: Path) -> "Iterator[Journal]":
+    """Keep notes while the block runs; whoever stops it is told how to go on.
+
+    Raises:
+        CheckpointError: there are notes of a run that was stopped, and nobody asked to go on with it; or of another.
+        Stopped: by Ctrl-C.
+    """  # noqa: DOC501 - refusals of the block come through
+    from apoptosis.checkpoint import open_journal, write_file
+
+    folder = place.expanduser().with_name(f"{place.name}.progress")
+    words = ["apoptosis", asked.command, "--config", str(folder / "run.toml"), "--resume"]
+    line = shlex.join(words)
+    if not asked.resume and any(folder.glob("*.note")):
+        raise CheckpointError(
+            f"{folder} has notes of a run that was stopped. Go on with it: {line}. Or remove it and begin again: "
+            f"{shlex.join(['rm', '-r', str(folder)])}"
+        )
+    options = {**asked.options, "out": str(place)}
+    settings = {"command": asked.command, **options}
+    with open_journal(folder, settings, resume=asked.resume) as journal:
+        text = as_toml(options)
+        write_file(folder / "run.toml", lambda path: path.write_text(text, encoding="utf-8"))
+        try:
+            yield journal
+        except BaseException as error:
+            again = isinstance(error, (BudgetError, ConfigError, NonFiniteError))
+            if again or not any(folder.glob("*.note")):  # nothing to go on from
+                journal.remove()
+            elif isinstance(error, KeyboardInterrupt):
+                raise Stopped(line) from error
+            raise
+        journal.remove()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value] or None
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def _texts(value: Any) -> Any:
+    """What is typed after an option, again for each item of a list; True where its word alone is typed."""
+    if value is None or value is False:
+        return []
+    if value is True:
+        return True
+    if isinstance(value, Shares) or not isinstance(value, (tuple, list)):
+        return [str(value)]
+    return [str(item) for item in value]

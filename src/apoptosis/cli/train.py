@@ -1,0 +1,126 @@
+"""`apoptosis train` and `apoptosis finetune`: a network trained, judged and saved as a checkpoint.
+
+A network of a checkpoint keeps its plan, so that what comes out is loaded as the checkpoint was. Any other is saved
+with the plan that keeps everything.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from torch import nn
+
+from apoptosis.checkpoint import Journal
+from apoptosis.cli.bars import progress_bars
+from apoptosis.cli.finishing import Work, finish
+from apoptosis.cli.places import check_folder, free_place
+from apoptosis.cli.resuming import Asked
+from apoptosis.cli.sources import make_model
+from apoptosis.cli.subject import Subject, find_named_data, find_subject, seeded
+from apoptosis.cli.subject_options import SubjectOptions
+from apoptosis.cli.training_options import FineTuning, Training
+from apoptosis.cli.training_tables import TrainResult, show_result
+from apoptosis.errors import ApoptosisError, ConfigError, DataError
+from apoptosis.masks import MaskPlan, identity_masks, masks_of
+from apoptosis.records import Outcome
+from apoptosis.structure import Plan
+from apoptosis.training import FitOptions
+from apoptosis.workflow import Material
+from apoptosis.workflow.tuning import fine_tuned
+
+__all__ = ["TrainOptions", "material_of", "run_train"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """What `apoptosis train` and `apoptosis finetune` can be told."""
+
+    subject: SubjectOptions
+    training: Training
+    asked: Asked
+    teacher: str | None = None
+    out: Path | None = None
+    as_json: bool = False
+
+    @property
+    def place(self) -> Path:
+        """Where the result is saved: as asked, or a name that says what it is and that nothing has yet."""
+        what = "tuned" if isinstance(self.training, FineTuning) else "trained"
+        return self.out or free_place(self.subject.model, what)
+
+
+def run_train(options: TrainOptions) -> None:
+    """Train, save, and show what came out."""
+    console = Console(stderr=True)
+    fit, place = options.training.fit(options.subject.seed), options.place
+    _check_teacher(options, fit)
+    check_folder(place)
+    with seeded(options.subject), progress_bars(console):
+        data = find_named_data(options.subject, options.training.training_batch_size)
+        trains = not isinstance(options.training, FineTuning)
+        subject = find_subject(options.subject, console, traced=False, trains=trains, data=data)
+        teacher = _teacher(options, subject)
+
+        def work(journal: Journal) -> tuple[Outcome[Plan | MaskPlan], ...]:
+            start = _start(subject)
+            material = material_of(subject)
+            task = subject.data.task
+            return (fine_tuned(start, teacher, material, task, fit, journal.part("fit")),)
+
+        run = finish(
+            subject, options.subject, Work(work, place, options.asked, trains_new=False), console
+        )
+    result = TrainResult(options.subject, run)
+    if options.as_json:
+        print(json.dumps(result.as_data(), indent=1, allow_nan=False))
+    else:
+        show_result(result, Console())
+
+
+def material_of(subject: Subject) -> Material:
+    """Batches for each purpose of a run that trains.
+
+    Raises:
+        DataError: there are none to train on.
+    """
+    data = subject.data
+    if data.training is None:
+        raise DataError(
+            "Training was asked for, and these data have nothing to train on. Give others, or leave out --epochs."
+        )
+    return Material(scoring=data.scoring, training=data.training, validation=data.validation)
+
+
+def _start(subject: Subject) -> Outcome[Any]:
+    """The network before it is trained, and the plan that it is saved with."""
+    model, named = subject.model, subject.named
+    if named.saved is not None:
+        return replace(named.saved, model=model)
+    if (masks := masks_of(model)) is not None:  # they came with --weights
+        return Outcome(model, masks, example_inputs=subject.example_inputs)
+    try:
+        plan = subject.structure.identity()
+    except ApoptosisError:  # it cannot be traced; masks that keep everything need no trace
+        return Outcome(model, identity_masks(model), example_inputs=subject.example_inputs)
+    return Outcome(model, plan, example_inputs=subject.example_inputs)
+
+
+def _check_teacher(options: TrainOptions, fit: FitOptions) -> None:
+    if fit.distil and options.teacher is None:
+        raise ConfigError(
+            f"--distil {fit.distil:g} follows a teacher, and none was named. Name one: --teacher runs/dense"
+        )
+    if options.teacher is not None and not fit.distil:
+        raise ConfigError(
+            f"--teacher {options.teacher} was named, and nothing of the loss follows it. Say how much: --distil 0.5"
+        )
+
+
+def _teacher(options: TrainOptions, subject: Subject) -> nn.Module:
+    """The model itself where there is no teacher: nobody asks it."""
+    if options.teacher is None:
+        return subject.model
+    device = next(subject.model.parameters()).device
+    return make_model(options.teacher).model.to(device).eval()

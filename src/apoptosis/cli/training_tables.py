@@ -1,0 +1,141 @@
+"""What is shown of a training: its epochs with the one that was kept, and figures on data that decided nothing."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from apoptosis.cli.figures import metric, metric_name, seconds
+from apoptosis.cli.finishing import Finished
+from apoptosis.cli.names import counted
+from apoptosis.cli.result_tables import (
+    load_lines,
+    plain_table,
+    show_evaluation,
+    show_next,
+    show_place,
+)
+from apoptosis.cli.subject_options import SubjectOptions
+
+__all__ = ["TrainResult", "show_result", "training_lines"]
+
+MOST_EPOCHS = 12
+"""A table shows so many; the JSON has all."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """One run of `train` or `finetune`."""
+
+    options: SubjectOptions
+    run: Finished[Any]
+
+    @property
+    def epochs(self) -> list[dict[str, Any]]:
+        """Of this run; a checkpoint's earlier ones stand in its record."""
+        return self.run.training[-1]["epochs"]
+
+    def as_data(self) -> dict[str, Any]:
+        """Everything the tables show, as plain data."""
+        return {
+            "model": self.options.model,
+            "data": self.options.data,
+            "training": self.run.training[-1],
+            "evaluation": self.run.outcome.settings["evaluation"],
+            "seconds": self.run.seconds,
+            "saved": str(self.run.saved),
+            "replaced": self.run.replaced,
+            "load": load_lines(self.run),
+            "next": next_command(self)[0],
+        }
+
+
+def show_result(result: TrainResult, console: Console) -> None:
+    """The tables, and what to do with the result."""
+    run = result.run
+    console.print(
+        Text.assemble(
+            (result.options.model, "bold"),
+            f" trained for {counted(len(result.epochs), 'epoch')} ({run.seconds:.1f} s)\n",
+        )
+    )
+    console.print(_epochs_table(run.training[-1]))
+    for line in training_lines(run.training[-1:]):
+        console.print(Text(line), soft_wrap=True)
+    show_evaluation(run, console)
+    console.print()
+    show_place(run, console)
+    show_next(*next_command(result), console)
+
+
+def training_lines(trainings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One line for each training: how long, and which epoch was kept and why."""
+    return [_line(number, len(trainings), own) for number, own in enumerate(trainings, 1)]
+
+
+def next_command(result: TrainResult) -> tuple[str, str]:
+    """A dense network can be pruned; a pruned one be put beside the one it was made from."""
+    run, data = result.run, result.options.data
+    if run.named.saved is None:
+        asked = type(run.asked)("prune", {}, {"model": [str(run.saved)], "data": [data]})
+        return asked.line(keep_flops=0.5, epochs=3), "half the network, fine-tuned"
+    asked = type(run.asked)("evaluate", {}, {"model": [str(run.named.folder), str(run.saved)]})
+    return asked.line(data=data), "before and after in one table"
+
+
+def _line(number: int, of: int, training: Mapping[str, Any]) -> str:
+    epochs, kept = training["epochs"], training["kept"]
+    which = f"Training {number} of {of}" if of > 1 else "Training"
+    if not epochs:
+        return f"{which}: no epochs."
+    losses = (
+        f"loss {epochs[0]['loss']:.4g} in epoch 1, {epochs[-1]['loss']:.4g} in epoch {len(epochs)}"
+    )
+    judged = None if kept is None else epochs[kept]["validation"]
+    if kept is None or judged is None:
+        return f"{which}: {losses}; the last epoch is kept, for there are no validation data."
+    best = ", ".join(
+        [
+            f"loss {_number(judged['loss'])}",
+            *(f"{metric_name(n)} {_metric(n, v)}" for n, v in judged["metrics"].items()),
+        ]
+    )
+    return f"{which}: {losses}; epoch {kept + 1} is kept, on validation: {best}."
+
+
+def _epochs_table(training: Mapping[str, Any]) -> Table:
+    epochs, kept = training["epochs"], training["kept"]
+    judged = [own["validation"] for own in epochs if own["validation"] is not None]
+    names = list(judged[0]["metrics"]) if judged else []
+    columns = ["epoch", "rate", "training loss"]
+    if judged:
+        columns += ["validation loss", *(f"validation {metric_name(name)}" for name in names)]
+    table = plain_table(*((name, "right") for name in [*columns, "time"]), ("", "left"))
+    for place in _some(len(epochs), kept):
+        own = epochs[place]
+        cells = [str(place + 1), f"{own['learning_rate']:.3g}", f"{own['loss']:.4g}"]
+        if judged:
+            found: Mapping[str, Any] = own["validation"] or {"loss": None, "metrics": {}}
+            cells.append(_number(found["loss"]))
+            cells += [_metric(name, found["metrics"].get(name)) for name in names]
+        table.add_row(*cells, seconds(own["seconds"]), "kept" if place == kept else "")
+    return table
+
+
+def _some(num: int, kept: int | None) -> list[int]:
+    """Evenly chosen, the last one and the kept one too."""
+    if num <= MOST_EPOCHS:
+        return list(range(num))
+    every = {round(i * (num - 1) / (MOST_EPOCHS - 2)) for i in range(MOST_EPOCHS - 1)}
+    return sorted(every | ({kept} if kept is not None else set()))
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+def _metric(name: str, value: float | None) -> str:
+    return "–" if value is None else metric(name, {name: value})
