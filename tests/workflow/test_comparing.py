@@ -98,7 +98,8 @@ def test_a_trial_is_what_its_steps_give_by_hand(found):
     model, seed = network(1), 1
     outcome = ap.prune(model, samples(1), ap.Budget(flops=0.5), criterion="taylor", steps=2)
     before = evaluate(outcome.model, samples(2))
-    fit_(outcome.model, Order(seed, []), options=replace(OPTIONS.fit, seed=seed))
+    own = replace(OPTIONS.fit, seed=seed)
+    fit_(outcome.model, Order(seed, []), options=own, validation=samples(3))
     after, chosen = evaluate(outcome.model, samples(2)), evaluate(outcome.model, samples(3))
     (trial,) = (t for t in found.of("taylor", 0.5) if t.seed == seed)
     assert (trial.test.loss, trial.test.accuracy) == (before.loss, before.metrics["correct"])

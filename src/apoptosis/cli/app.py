@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from apoptosis import __version__
+from apoptosis.cli.compare_command import compare
 from apoptosis.cli.evaluate_command import evaluate
 from apoptosis.cli.kinds import TwoKinds
 from apoptosis.cli.option_groups import spread
@@ -20,6 +21,7 @@ from apoptosis.cli.options import AggregationOption, ModelArgument
 from apoptosis.cli.prune_command import prune
 from apoptosis.cli.refusals import INTERRUPTED, errors_shown, say_interrupted
 from apoptosis.cli.subject_options import SubjectOptions
+from apoptosis.cli.train_command import finetune, train
 
 __all__ = ["app", "main"]
 
@@ -225,7 +227,10 @@ def score(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
 
 
 app.command(cls=TwoKinds)(prune)
+app.command()(train)
+app.command()(finetune)
 app.command()(evaluate)
+app.command()(compare)
 
 
 def _show_version(*, asked: bool) -> None:

@@ -56,6 +56,8 @@ def conditions(comparison: Comparison) -> list[str]:
     same = f"The same for all: {options.get('steps', '?')} steps on {counts.get('scoring', '?')} samples"
     repairs = "".join(f", {name} repaired" for name in options.get("repair", ()))
     tuned = f", {options['fit']['epochs']} epochs of fine-tuning" if comparison.is_tuned else ""
+    if tuned and comparison.chosen_on and options["fit"].get("keep") == "best":
+        tuned += " of which validation data choose the best"
     dense = f"; the dense network has {_text(comparison, comparison.dense_spread())}"
     return [
         f"{what} (n = {counts.get('test', '?')}){over}{dense}.",

@@ -224,7 +224,8 @@ class _Ground:
         if batches is training and isinstance(training, Repeatable):
             batches = LaterPasses(training, options.epochs * self._options.seeds.index(self.seed))
         start = time.perf_counter()
-        fit_(model, batches, self.task, replace(options, seed=self.seed))
+        own = replace(options, seed=self.seed)
+        fit_(model, batches, self.task, own, validation=self.data.validation)
         return time.perf_counter() - start
 
 

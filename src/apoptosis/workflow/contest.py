@@ -51,7 +51,7 @@ class ContestData:
         training: for fine-tuning. All networks of a seed see the same order: a function of the seed is called anew for
             each, batches with `start_at` start again, and what shuffles by torch's random numbers, as a DataLoader
             does, finds them set by `fit_`.
-        validation: what decides who comes first.
+        validation: what decides which epoch of fine-tuning is kept, and who comes first.
         task: what a batch is; classification unless said.
     """
 
