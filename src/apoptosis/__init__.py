@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from apoptosis import criteria, errors, masks
-    from apoptosis.checkpoint import load, load_outcome, save
+    from apoptosis.checkpoint import load, load_outcome, open_journal, save
     from apoptosis.criteria import Aggregation, Scores, UnitScores, unit_scores
     from apoptosis.curvature import (
         Curvature,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from apoptosis.records import Outcome
     from apoptosis.structure import Plan, Structure, cut, cut_optimizer, trace, verify, zero
     from apoptosis.task import Task
-    from apoptosis.workflow import prune, sparsify
+    from apoptosis.workflow import Material, gradual, iterative, one_shot, prune, sparsify
 
 __version__ = "0.1.0"
 
@@ -36,6 +36,7 @@ __all__ = [
     "Budget",
     "Curvature",
     "MaskPlan",
+    "Material",
     "Outcome",
     "Plan",
     "Scores",
@@ -50,7 +51,9 @@ __all__ = [
     "cut",
     "cut_optimizer",
     "errors",
+    "gradual",
     "import_masks",
+    "iterative",
     "layer_tangents",
     "load",
     "load_outcome",
@@ -61,6 +64,8 @@ __all__ = [
     "mask_optimizer_",
     "masks",
     "masks_of",
+    "one_shot",
+    "open_journal",
     "paper_terms",
     "prune",
     "reference_product",
@@ -92,6 +97,7 @@ _ROOMS = {
     "Budget": "planning",
     "Curvature": "curvature",
     "MaskPlan": "masks",
+    "Material": "workflow",
     "Outcome": "records",
     "Plan": "structure",
     "Scores": "criteria",
@@ -105,7 +111,9 @@ _ROOMS = {
     "cut": "structure",
     "cut_optimizer": "structure",
     "errors": "errors",
+    "gradual": "workflow",
     "import_masks": "masks",
+    "iterative": "workflow",
     "layer_tangents": "curvature",
     "load": "checkpoint",
     "load_outcome": "checkpoint",
@@ -116,6 +124,8 @@ _ROOMS = {
     "mask_optimizer_": "masks",
     "masks": "masks",
     "masks_of": "masks",
+    "one_shot": "workflow",
+    "open_journal": "checkpoint",
     "paper_terms": "curvature",
     "prune": "workflow",
     "reference_product": "curvature",
