@@ -82,6 +82,15 @@ TRICKS = {
     "state of the function's name": op("cnumpy.core.multiarray\n_reconstruct\n(N}S'x'\nI1\nstb."),
     "an array called": op("cnumpy\nndarray\n(I99\ntR."),
     "cut off": pickle.dumps({b"data": b"x" * 100})[:50],
+    "a shape of endless digits": op(
+        "(S'data'\ncnumpy\nndarray\n)R(I1\n(L"
+        + "9" * 4000
+        + "L\nL"
+        + "9" * 4000
+        + "L\ntcnumpy\ndtype\n(S'u1'\ntR"
+        "I00\nS'x'\ntbd."
+    ),
+    "half a letter": pickle.dumps({"\ud800": 1}),
     "empty": b"",
     "text": b"hello",
     "a list": pickle.dumps([1, 2]),

@@ -6,7 +6,6 @@ nor on which thread is first. Decoded bytes go to the device and are normalised 
 """
 
 import zipfile
-import zlib
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -38,7 +37,7 @@ class Source(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ImageFiles:
     """Files with their labels; see the module docstring.
 
@@ -213,7 +212,7 @@ class Zip:
         """
         try:
             return zipfile.ZipFile(self.path)
-        except (OSError, zipfile.BadZipFile, ValueError) as error:
+        except Exception as error:  # zipfile raises many kinds on damaged tables
             raise DataError(
                 f"{self.path} cannot be read as a zip file ({type(error).__name__}: {error}). It was cut off, or is "
                 "no zip file; get it again."
@@ -231,7 +230,9 @@ class Zip:
                     f"{self.path}: {name} is larger than {MOST_BYTES} bytes. Take it out."
                 )
             return held.read(name)
-        except (KeyError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        except DataError:
+            raise
+        except Exception as error:
             raise DataError(
                 f"{self.path}: {name} cannot be read ({type(error).__name__}: {error}). The zip file is damaged or "
                 "encrypted; get it again."

@@ -32,20 +32,14 @@ def read_pickle(content: bytes, what: str) -> dict[bytes, Any]:
     reader = _Reader(io.BytesIO(content), encoding="bytes")
     reader.what = what
     try:
-        found = reader.load()
+        return _dict(reader.load(), what)
     except DataError:
         raise
-    except Exception as error:
+    except Exception as error:  # also what conversions of numbers and texts nobody can mean raise
         raise DataError(
             f"{what} is no whole pickle ({type(error).__name__}: {str(error)[:200]}). It was cut off or is another "
             "file; get it again."
         ) from error
-    if not isinstance(found, dict):
-        raise DataError(
-            f"{what} holds a {type(found).__name__} where CIFAR's files hold a dict. Give the files as they are "
-            "handed out."
-        )
-    return {_as_bytes(key): _plain(value, what) for key, value in found.items()}
 
 
 class _Record:
@@ -110,12 +104,19 @@ class _Reader(pickle.Unpickler):
         return self.ALLOWED[module, name]
 
 
-def _as_bytes(key: Any) -> bytes:
-    return key if isinstance(key, bytes) else str(key).encode()
-
-
-def _plain(value: Any, what: str) -> Any:
-    return _array(value.state, what) if isinstance(value, _Array) else value
+def _dict(found: Any, what: str) -> dict[bytes, Any]:
+    if not isinstance(found, dict):
+        raise DataError(
+            f"{what} holds a {type(found).__name__} where CIFAR's files hold a dict. Give the files as they are "
+            "handed out."
+        )
+    return {
+        key.encode() if isinstance(key, str) else key: (
+            _array(value.state, what) if isinstance(value, _Array) else value
+        )
+        for key, value in found.items()
+        if isinstance(key, (str, bytes))
+    }
 
 
 def _array(state: Any, what: str) -> NDArray[np.uint8]:
@@ -125,7 +126,7 @@ def _array(state: Any, what: str) -> NDArray[np.uint8]:
         case _:
             raise DataError(f"{what} holds an array without its bytes. Get the file again.")
     sizes = all(isinstance(size, int) and size >= 0 for size in shape)
-    if _as_bytes(dtype.code) not in (b"u1", b"|u1") or not sizes:
+    if dtype.code not in (b"u1", b"|u1", "u1", "|u1") or not sizes:
         raise DataError(
             f"{what} holds an array of type {dtype.code!r} and shape {shape}; CIFAR's are unsigned bytes. Give the "
             "files as they are handed out."
