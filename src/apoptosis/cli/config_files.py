@@ -25,7 +25,7 @@ from apoptosis.cli.names import nearest
 from apoptosis.cli.refusals import show_refusal
 from apoptosis.errors import ConfigError
 
-__all__ = ["OWN", "as_toml", "config_option", "key_of", "read_config"]
+__all__ = ["OWN", "as_toml", "config_option", "key_of", "read_config", "was_given"]
 
 OWN = ("config", "help")
 """Options that no file can give."""
@@ -94,6 +94,14 @@ def key_of(parameter: Any) -> str:
     'keep-flops'
     """
     return max(parameter.opts, key=len).lstrip("-").replace("_", "-").lower()
+
+
+def was_given(context: typer.Context, parameter: Any) -> bool:
+    """Whether it was typed, or stands in the file with another value than it has anyway."""
+    source = context.get_parameter_source(parameter.name)
+    if source is None or source.name not in ("COMMANDLINE", "DEFAULT_MAP"):
+        return False
+    return source.name == "COMMANDLINE" or context.params[parameter.name] != parameter.default
 
 
 def as_toml(values: Mapping[str, Any]) -> str:

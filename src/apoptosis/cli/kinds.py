@@ -12,6 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperOption
 
+from apoptosis.cli.config_files import was_given
 from apoptosis.errors import ConfigError
 
 __all__ = ["BOTH", "TUNING", "UNITS", "WEIGHTS", "TwoKinds", "check_trains", "is_about_weights"]
@@ -147,13 +148,13 @@ def _value(value: Any, values: Mapping[str, str] | None) -> Any:
 
 def _given(context: typer.Context, panel: str) -> dict[str, Any]:
     """The options of a panel that were typed or stand in a file, in the order of the help, with their values."""
-    found: dict[str, Any] = {}
-    for option in context.command.params:
-        if isinstance(option, TyperOption) and option.rich_help_panel == panel:
-            source = context.get_parameter_source(option.name)
-            if source is not None and source.name in ("COMMANDLINE", "DEFAULT_MAP"):
-                found[option.name] = context.params[option.name]
-    return found
+    return {
+        option.name: context.params[option.name]
+        for option in context.command.params
+        if isinstance(option, TyperOption)
+        and option.rich_help_panel == panel
+        and was_given(context, option)
+    }
 
 
 def _belong(words: Iterable[str]) -> str:

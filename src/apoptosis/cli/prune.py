@@ -16,6 +16,7 @@ from apoptosis.cli.names import check_name
 from apoptosis.cli.places import check_folder
 from apoptosis.cli.prune_options import PruneOptions
 from apoptosis.cli.prune_tables import DryRun, PruneResult, show_dry_run, show_result
+from apoptosis.cli.resuming import check_may_begin
 from apoptosis.cli.subject import Subject, find_named_data, find_subject, seeded
 from apoptosis.cli.train import material_of
 from apoptosis.cli.typed_words import in_typed_words
@@ -40,6 +41,8 @@ def run_prune(options: PruneOptions) -> None:
     _check_names(options)
     options.selection(Selection())
     check_folder(place)
+    if not options.dry_run:
+        check_may_begin(options.asked, place)
     with seeded(options.subject), progress_bars(console):
         data = find_named_data(options.subject, options.tuning.training_batch_size)
         subject = find_subject(options.subject, console, data=data)

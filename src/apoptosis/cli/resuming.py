@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from apoptosis.cli.config_files import OWN, as_toml, key_of
+from apoptosis.cli.config_files import OWN, as_toml, key_of, was_given
 from apoptosis.cli.options import Shares
 from apoptosis.cli.refusals import Stopped
 from apoptosis.errors import BudgetError, CheckpointError, ConfigError, NonFiniteError
@@ -21,7 +21,7 @@ from apoptosis.errors import BudgetError, CheckpointError, ConfigError, NonFinit
 if TYPE_CHECKING:
     from apoptosis.checkpoint import Journal
 
-__all__ = ["Asked", "asked_of", "noted"]
+__all__ = ["Asked", "asked_of", "check_may_begin", "noted"]
 
 NOT_OF_THE_RUN = (*OWN, "resume", "dry-run", "json")
 """Options that change how a run is shown and not what it does."""
@@ -62,11 +62,24 @@ def asked_of(context: typer.Context) -> Asked:
         if key in NOT_OF_THE_RUN:
             continue
         options[key] = _plain(value)
-        source = context.get_parameter_source(own.name)
-        if source is not None and source.name in ("COMMANDLINE", "DEFAULT_MAP"):
+        if was_given(context, own):
             given[key] = _texts(value)
     first = {key: given[key] for key in ("model", "data") if key in given}
     return Asked(str(context.info_name), options, first | given, resume)
+
+
+def check_may_begin(asked: Asked, place: Path) -> None:
+    """Refuse to begin anew where there is something to go on with.
+
+    Raises:
+        CheckpointError: there is, and nobody asked to.
+    """
+    folder = _folder(place)
+    if not asked.resume and any(folder.glob("*.note")):
+        raise CheckpointError(
+            f"{folder} has notes of a run that was stopped. Go on with it: {_line(asked, folder)}. Or remove it and "
+            f"begin again: {shlex.join(['rm', '-r', str(folder)])}"
+        )
 
 
 @contextmanager
@@ -79,14 +92,8 @@ def noted(asked: Asked, place: Path) -> "Iterator[Journal]":
     """  # noqa: DOC501 - refusals of the block come through
     from apoptosis.checkpoint import open_journal, write_file
 
-    folder = place.expanduser().with_name(f"{place.name}.progress")
-    words = ["apoptosis", asked.command, "--config", str(folder / "run.toml"), "--resume"]
-    line = shlex.join(words)
-    if not asked.resume and any(folder.glob("*.note")):
-        raise CheckpointError(
-            f"{folder} has notes of a run that was stopped. Go on with it: {line}. Or remove it and begin again: "
-            f"{shlex.join(['rm', '-r', str(folder)])}"
-        )
+    check_may_begin(asked, place)
+    folder = _folder(place)
     options = {**asked.options, "out": str(place)}
     settings = {"command": asked.command, **options}
     with open_journal(folder, settings, resume=asked.resume) as journal:
@@ -99,9 +106,19 @@ def noted(asked: Asked, place: Path) -> "Iterator[Journal]":
             if again or not any(folder.glob("*.note")):  # nothing to go on from
                 journal.remove()
             elif isinstance(error, KeyboardInterrupt):
-                raise Stopped(line) from error
+                raise Stopped(_line(asked, folder)) from error
             raise
         journal.remove()
+
+
+def _folder(place: Path) -> Path:
+    place = place.expanduser()
+    return place.with_name(f"{place.name}.progress")
+
+
+def _line(asked: Asked, folder: Path) -> str:
+    config = str(folder / "run.toml")
+    return shlex.join(["apoptosis", asked.command, "--config", config, "--resume"])
 
 
 def _plain(value: Any) -> Any:

@@ -15,6 +15,7 @@ from apoptosis.cli.bars import progress_bars
 from apoptosis.cli.finishing import Work, finish
 from apoptosis.cli.names import check_name
 from apoptosis.cli.places import check_folder
+from apoptosis.cli.resuming import check_may_begin
 from apoptosis.cli.sparsify_options import SparsifyOptions
 from apoptosis.cli.sparsify_tables import (
     SparsifyDryRun,
@@ -44,6 +45,8 @@ def run_sparsify(options: SparsifyOptions) -> None:
     sparsity, place = options.sparsity(), options.place
     fit = options.tuning.fit(options.subject.seed)
     check_folder(place)
+    if not options.dry_run:
+        check_may_begin(options.asked, place)
     with seeded(options.subject), progress_bars(console):
         data = find_named_data(options.subject, options.tuning.training_batch_size)
         subject = find_subject(options.subject, console, traced=False, data=data)

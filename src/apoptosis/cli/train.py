@@ -16,7 +16,7 @@ from apoptosis.checkpoint import Journal
 from apoptosis.cli.bars import progress_bars
 from apoptosis.cli.finishing import Work, finish
 from apoptosis.cli.places import check_folder, free_place
-from apoptosis.cli.resuming import Asked
+from apoptosis.cli.resuming import Asked, check_may_begin
 from apoptosis.cli.sources import make_model
 from apoptosis.cli.subject import Subject, find_named_data, find_subject, seeded
 from apoptosis.cli.subject_options import SubjectOptions
@@ -57,6 +57,7 @@ def run_train(options: TrainOptions) -> None:
     fit, place = options.training.fit(options.subject.seed), options.place
     _check_teacher(options, fit)
     check_folder(place)
+    check_may_begin(options.asked, place)
     with seeded(options.subject), progress_bars(console):
         data = find_named_data(options.subject, options.training.training_batch_size)
         trains = not isinstance(options.training, FineTuning)

@@ -1,0 +1,189 @@
+"""Runs that were stopped go on to the same end; others are refused."""
+
+import json
+import shlex
+import tomllib
+from contextlib import contextmanager
+
+import pytest
+from typer.testing import CliRunner
+
+from apoptosis import progress
+from apoptosis.checkpoint import open_journal
+from apoptosis.cli.app import app
+
+RUN = CliRunner()
+
+SOURCE = """
+import torch
+from torch import nn
+
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3)
+    )
+
+def both():
+    generator = torch.Generator().manual_seed(1)
+    batches = [
+        (torch.randn(8, 4, generator=generator), torch.randint(3, (8,), generator=generator))
+        for _ in range(3)
+    ]
+    return batches, batches[:2]
+"""
+
+COMMANDS = {
+    "train": (["train", "MODEL", "--epochs", "6"], "training"),
+    "finetune": (["finetune", "MODEL", "--epochs", "6"], "training"),
+    "prune": (["prune", "MODEL", "--keep-params", "0.5", "--steps", "6"], "pruning by"),
+    "one-shot": (
+        ["prune", "MODEL", "--keep-params", "0.5", "--steps", "3", "--epochs", "6"],
+        "training",
+    ),
+    "rounds": (
+        ["prune", "MODEL", "--keep-params", "0.7,0.4", "--steps", "2", "--epochs", "6"],
+        "training",
+    ),
+    "weights": (
+        [
+            "prune",
+            "MODEL",
+            "--unstructured",
+            "--keep",
+            "0.5",
+            "--criterion",
+            "oba",
+            "--stages",
+            "6",
+        ],
+        "sparsifying by",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    path = tmp_path_factory.mktemp("own") / "mine.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def words_of(own, name: str, *more) -> list[str]:
+    words, _ = COMMANDS[name]
+    words = [f"{own}:make" if word == "MODEL" else word for word in words]
+    return [*words, "--data", f"{own}:both", *map(str, more)]
+
+
+@contextmanager
+def listening(listener):
+    """In the place of the progress bars."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("train", "prune", "sparsify"):
+            name = f"apoptosis.cli.{module}.progress_bars"
+            patch.setattr(name, lambda _: progress.listen(listener))
+        yield
+
+
+def stopped(own, name: str, *more):
+    """As by Ctrl-C in the fourth round of a loop."""
+    _, loop = COMMANDS[name]
+
+    def stop(event):
+        if event.what.startswith(loop) and event.done == 4 and not event.finished:
+            raise KeyboardInterrupt
+
+    with listening(stop):
+        result = RUN.invoke(app, words_of(own, name, *more))
+    assert result.exit_code == 130, result.output
+    return result
+
+
+def files(folder) -> dict[str, bytes]:
+    """Weights and masks; a plan may name its tensors in another order."""
+    return {file.name: file.read_bytes() for file in folder.glob("*.safetensors")}
+
+
+def done(words) -> str:
+    result = RUN.invoke(app, words)
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+def refused(words) -> str:
+    result = RUN.invoke(app, words)
+    assert result.exit_code == 1, result.output
+    return " ".join(result.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_stopped_run_goes_on_to_the_same_end(own, tmp_path, name):
+    done(words_of(own, name, "--out", tmp_path / "whole"))
+    result = stopped(own, name, "--out", tmp_path / "parts")
+    line = result.stderr.splitlines()[-1].removeprefix("Go on: ")
+    command = words_of(own, name)[0]
+    folder = tmp_path / "parts.progress"
+    assert line == f"apoptosis {command} --config {folder / 'run.toml'} --resume"
+    assert not (tmp_path / "parts").exists()
+    done(shlex.split(line)[1:])
+    assert files(tmp_path / "parts") == files(tmp_path / "whole")
+    assert not folder.exists()
+
+
+def test_the_same_command_goes_on_too_and_what_was_done_is_not_done_again(own, tmp_path):
+    stopped(own, "train", "--out", tmp_path / "a")
+    events = []
+    with listening(events.append):
+        data = json.loads(
+            done(words_of(own, "train", "--out", tmp_path / "a", "--resume", "--json"))
+        )
+    assert len(data["training"]["epochs"]) == 6
+    judged = [event for event in events if event.what == "evaluating" and event.done == 0]
+    assert len(judged) == 2, "before and after: what was done is not judged again"
+
+
+def test_a_stopped_run_is_not_begun_anew_unasked(own, tmp_path):
+    out = tmp_path / "a"
+    stopped(own, "prune", "--out", out)
+    said = refused(words_of(own, "prune", "--out", out))
+    said = said.replace(" ", "")
+    assert f"Goonwithit:apoptosisprune--config{out}.progress/run.toml--resume" in said
+    assert f"beginagain:rm-r{out}.progress" in said
+    done(words_of(own, "prune", "--out", out, "--dry-run"))
+
+
+def test_a_run_with_other_options_is_refused_with_the_differences(own, tmp_path):
+    out = tmp_path / "a"
+    stopped(own, "train", "--out", out)
+    said = refused([*words_of(own, "train", "--out", out, "--resume"), "--seed", "3"])
+    assert "other settings: seed 0 (now 3)" in said
+    said = refused([*words_of(own, "finetune", "--out", out, "--resume")])
+    assert 'command "train" (now "finetune")' in said
+
+
+def test_a_second_process_is_refused(own, tmp_path):
+    with open_journal(tmp_path / "a.progress", {}):
+        said = refused(words_of(own, "train", "--out", tmp_path / "a"))
+    assert "is working on" in said
+
+
+def test_all_options_of_a_run_stand_in_its_file(own, tmp_path):
+    stopped(own, "one-shot", "--out", tmp_path / "a", "--name", "*", "--samples", 20)
+    found = tomllib.loads((tmp_path / "a.progress" / "run.toml").read_text())
+    assert found["model"] == f"{own}:make"
+    assert found["keep-params"] == [0.5]
+    assert (found["samples"], found["name"], found["epochs"]) == (20, ["*"], 6)
+    assert found["widths"] == "global", "defaults too: they may change with the version"
+    assert {"resume", "json", "dry-run", "config"}.isdisjoint(found)
+
+
+def test_nothing_stays_where_there_is_nothing_to_go_on_from(own, tmp_path, monkeypatch):
+    def stop(event):
+        raise KeyboardInterrupt
+
+    with listening(stop):
+        result = RUN.invoke(app, words_of(own, "train", "--out", tmp_path / "a"))
+    assert result.exit_code == 130
+    assert "Go on" not in result.stderr
+    refused(words_of(own, "train", "--out", tmp_path / "a", "--learning-rate", 1e30))
+    assert not list(tmp_path.iterdir()), "a training that diverges would diverge again"
