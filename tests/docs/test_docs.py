@@ -4,6 +4,7 @@ The blocks of one page are one program, run from top to bottom in a fresh interp
 """
 
 import re
+import shlex
 import subprocess
 import sys
 from functools import cache
@@ -11,6 +12,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from typer.testing import CliRunner
+
+from apoptosis.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -60,6 +64,30 @@ def test_pages_that_should_show_code_do():
         "docs/pruning.md",
         "docs/structure.md",
     } <= {page for page in PAGES if python_blocks(page)}
+
+
+def commands(page: str) -> list[list[str]]:
+    """Lines `$ apoptosis …` that are about the digits, as words: the others need files or libraries of a reader's."""
+    blocks = re.findall(r"```console\n(.*?)```", PAGES[page], flags=re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    own = [line for line in lines if line.startswith("$ apoptosis ") and "digits" in line]
+    return [shlex.split(line, comments=True)[2:] for line in own]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
+def test_commands_on_the_digits_run(page, tmp_path, monkeypatch):
+    """In one folder, from top to bottom; a block of TOML whose first line names a file is that file."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in re.findall(r"```toml\n# (\S+)\n(.*?)```", PAGES[page], flags=re.DOTALL):
+        (tmp_path / name).write_text(text)
+    for words in commands(page):
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, f"{shlex.join(words)}\n{result.stderr}"
+
+
+def test_the_page_of_commands_runs_them_all():
+    shown = {words[0] for words in commands("docs/commands.md")}
+    assert shown == {"train", "inspect", "score", "prune", "finetune", "evaluate", "compare"}
 
 
 @pytest.mark.parametrize(("page", "link"), LINKS)
