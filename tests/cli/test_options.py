@@ -1,11 +1,13 @@
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 from typer.testing import CliRunner
 
 from apoptosis.cli.app import app
 from apoptosis.cli.options import MODEL_NAMES
+from apoptosis.cli.training_options import Training
 from apoptosis.criteria import AGGREGATIONS
 from apoptosis.models import MODELS
 from apoptosis.workflow import DEFAULT_CRITERION, DEFAULT_STEPS, DEFAULT_WEIGHT_CRITERION
@@ -14,8 +16,11 @@ HELP = """
 import sys
 from typer.testing import CliRunner
 from apoptosis.cli.app import app
-for command in ([], ["prune"], ["score"], ["inspect"]):
-    assert CliRunner().invoke(app, [*command, "--help"]).exit_code == 0
+for command in ("", "demo", "train", "score", "prune", "finetune", "evaluate", "inspect", "compare"):
+    assert CliRunner().invoke(app, [*filter(None, [command]), "--help"]).exit_code == 0
+    if command:
+        assert CliRunner().invoke(app, [command, "--no-such-option"]).exit_code == 2
+assert CliRunner().invoke(app, ["train", "mlp", "--data", "digits", "--schedule", "cosin"]).exit_code == 2
 sys.exit("torch" in sys.modules)
 """
 
@@ -29,7 +34,9 @@ def test_models_in_the_help_are_those_of_the_table():
     assert tuple(MODELS) == MODEL_NAMES
 
 
-@pytest.mark.parametrize("command", ["inspect", "score", "prune"])
+@pytest.mark.parametrize(
+    "command", ["inspect", "score", "prune", "train", "finetune", "evaluate", "compare"]
+)
 def test_help_lists_every_model_and_teaches_with_examples(command):
     text = shown(command)
     for name in MODEL_NAMES:
@@ -45,5 +52,19 @@ def test_help_tells_the_choices_and_defaults_of_the_library():
     assert f"[default: {DEFAULT_STEPS}]" in text
 
 
-def test_help_does_not_wait_for_torch():
+def test_help_and_answers_to_typos_do_not_wait_for_torch():
     subprocess.run([sys.executable, "-c", HELP], check=True)
+
+
+def test_help_tells_the_exit_codes():
+    text = " ".join(CliRunner().invoke(app, ["--help"]).output.split())
+    assert "0 done, 1 refused, 2 typed wrongly, 130 stopped by Ctrl-C" in text
+
+
+def test_every_command_that_trains_has_the_same_options_for_it():
+    own = [field.name.replace("_", "-") for field in fields(Training)]
+    for command in ("train", "finetune", "prune"):
+        text = shown(command)
+        for name in own:
+            assert f"--{name} " in text or name == "training-batch-size"
+    assert "--training-batch-size" in shown("prune")
