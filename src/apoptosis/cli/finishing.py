@@ -37,6 +37,8 @@ class Work(Generic[AnyPlan]):
     """One network, or one for each round; the last is the result."""
     place: Path
     asked: Asked
+    earlier: tuple[Path, ...] = ()
+    """Where the rounds before the last are saved."""
     trains_new: bool = True
     """A network that is new is trained first, where the work itself does not."""
 
@@ -77,7 +79,7 @@ def finish(
         seconds = time.perf_counter() - start
         rounds = [
             _saved(subject, options, work, _Round(outcome, place, before, unjudged, seconds))
-            for outcome, place in zip(outcomes, _places(work.place, outcomes), strict=True)
+            for outcome, place in zip(outcomes, (*work.earlier, work.place), strict=True)
         ]
     return replace(rounds[-1], earlier=tuple(rounds[:-1]))
 
@@ -119,15 +121,6 @@ def _saved(
         subject.counted_in,
         work.asked,
     )
-
-
-def _places(place: Path, outcomes: tuple[Outcome[Any], ...]) -> list[Path]:
-    """Rounds before the last are saved beside it, under its name and their budget."""
-    earlier = [
-        "-".join(f"{what}{share:g}" for what, share in outcome.settings["budget"].items())
-        for outcome in outcomes[:-1]
-    ]
-    return [*(place.with_name(f"{place.name}-{own}") for own in earlier), place]
 
 
 def subject_as_data(options: SubjectOptions, named: NamedModel) -> dict[str, Any]:

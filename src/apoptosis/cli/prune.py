@@ -40,7 +40,9 @@ def run_prune(options: PruneOptions) -> None:
     fit = options.tuning.fit(options.subject.seed)
     _check_names(options)
     options.selection(Selection())
-    check_folder(place)
+    earlier = options.earlier_places(place)
+    for own in (*earlier, place):
+        check_folder(own)
     if not options.dry_run:
         check_may_begin(options.asked, place)
     with seeded(options.subject), progress_bars(console):
@@ -57,7 +59,7 @@ def run_prune(options: PruneOptions) -> None:
             if options.dry_run
             else _pruned(
                 options,
-                Work(_work(options, subject, selection), place, options.asked),
+                Work(_work(options, subject, selection), place, options.asked, earlier),
                 subject,
                 console,
             )

@@ -55,6 +55,14 @@ class PruneOptions:
         tuned = [f"tuned{self.tuning.epochs}"] if self.tuning.epochs else []
         return free_place(self.subject.model, self.criterion, *shares, *tuned)
 
+    def earlier_places(self, place: Path) -> tuple[Path, ...]:
+        """Rounds before the last are saved beside it, under its name and their budget."""
+        names = [
+            "-".join(f"{what}{share:g}" for what, share in budget.shares().items())
+            for budget in self.budgets()[:-1]
+        ]
+        return tuple(place.with_name(f"{place.name}-{name}") for name in names)
+
     @property
     def budget(self) -> Budget:
         """What may stay in the end."""

@@ -146,6 +146,7 @@ class DryRun:
             "groups": {group.name: group.size for group in self.groups},
             "scoring_passes": self.options.steps if self.reads_data else 0,
             "batches_per_pass": self.num_batches,
+            "training_epochs": self.options.tuning.epochs * len(self.options.budgets()),
             "out": str(self.options.place),
         }
 
@@ -197,7 +198,8 @@ def show_dry_run(dry: DryRun, console: Console) -> None:
         widths.add_row(Text(group.name), group.kind, str(group.size))
     console.print(widths)
     cost = scoring_cost(options.criterion, options.steps, dry.num_batches)
-    console.print(Text(f"\nCost: {cost}"))
+    cost += options.tuning.cost(len(options.budgets()))
+    console.print(Text(f"\nCost: {cost}"), soft_wrap=True)
     console.print(Text(f"It would be saved in {options.place}"), soft_wrap=True)
 
 

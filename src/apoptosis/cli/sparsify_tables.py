@@ -196,6 +196,7 @@ class SparsifyDryRun:
             "scoring_passes": len(self.stages) if read else 0,
             "measuring_passes": len(self.stages) if anew else 0,
             "batches_per_pass": self.num_batches,
+            "training_epochs": self.options.tuning.epochs * len(self.stages),
             "out": str(self.options.place),
         }
 
@@ -258,6 +259,7 @@ def show_dry_run(dry: SparsifyDryRun, console: Console) -> None:
     cost = scoring_cost(options.criterion, len(dry.stages), dry.num_batches)
     if options.batch_norm == "re-estimate":
         cost += " Batch norms are measured in as many passes more, forward only."
+    cost += options.tuning.cost(len(dry.stages))
     console.print(Text(f"\nCost: {cost}"), soft_wrap=True)
     console.print(Text(f"It would be saved in {options.place}"), soft_wrap=True)
 

@@ -128,3 +128,10 @@ class PruneTuning(FineTuning):
         _epochs(" After each budget of a list, after each stage of single weights; 0 is none.", 0),
     ] = 0
     training_batch_size: Annotated[int | None, _batch_size("--training-batch-size")] = None
+
+    def cost(self, times: int) -> str:
+        """What it would take, in words; empty where nothing is trained."""
+        if not self.epochs:
+            return ""
+        each = f" after each of {times}" if times > 1 else ""
+        return f" Training: {self.epochs * times} epochs{f', {self.epochs}{each}' if each else ''}."
