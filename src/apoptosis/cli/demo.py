@@ -1,41 +1,44 @@
-"""`apoptosis demo`: from nothing to a checked ranking of channels in under a minute on a laptop.
+"""`apoptosis demo`: from nothing to an answer in about a minute on a laptop. Which criterion keeps most?
 
-Train a small network on the digits, score its channels by every criterion, remove each of them in turn, and compare. A
-channel is a unit of a group of the network's structure: the stem and the branch beside it add up, so theirs go
-together. Scores and truth are taken on the same training images: the question is whether a criterion knows the loss,
-not whether it generalises.
+Train a small network on the digits, prune it by every criterion to a half and to a quarter of its MACs, fine-tune each
+result alike, and compare: what `apoptosis compare` does, with everything chosen. Then a closer look at the scores: how
+well does each criterion order single channels?
 """
 
 import json
 import math
-import platform
-import time
-from dataclasses import dataclass
+import shlex
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-import numpy as np
-import torch
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
-from apoptosis import __version__
 from apoptosis.checkpoint import write_json
 from apoptosis.cli.bars import progress_bars
-from apoptosis.criteria import CRITERIA, spearman, unit_truth
-from apoptosis.data import Split, digits
-from apoptosis.models import digits_cnn
-from apoptosis.progress import track
-from apoptosis.report import Agreement, RankingReport, plot_ranking
-from apoptosis.structure import trace
-from apoptosis.task import Task
-from apoptosis.training import Evaluation, FitOptions, evaluate, fit_
+from apoptosis.cli.compare_facts import commit, versions
+from apoptosis.cli.compare_tables import show_comparison
+from apoptosis.cli.demo_ranking import measure_ranking, show_ranking
+from apoptosis.comparison import Comparison
+from apoptosis.criteria import CRITERIA
+from apoptosis.data import DataSet, Split, digits
+from apoptosis.models import DigitsCNN, digits_cnn
+from apoptosis.report import RankingReport, plot_ranking, write_comparison
+from apoptosis.training import FitOptions, fit_
+from apoptosis.workflow import CompareOptions, ContestData, compare
 
 __all__ = ["DemoOptions", "run_demo"]
 
 BATCH_SIZE = 64
 SCORING_BATCH_SIZE = 400
+BUDGETS = (0.5, 0.25)
+CONDITIONS = CompareOptions(
+    steps=5,
+    repair=("batch_norm",),
+    fit=FitOptions(epochs=3, learning_rate=0.02, schedule="cosine"),
+)
+"""The same for all criteria; chosen so that two cores need about a minute, and for nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,121 +51,105 @@ class DemoOptions:
     as_json: bool = False
 
 
-def run_demo(options: DemoOptions) -> RankingReport:
-    """Measure, then show the table or the JSON, and write both files."""
+def run_demo(options: DemoOptions) -> None:
+    """Measure, write the folder, then show the tables or the JSON."""
     options.out.mkdir(parents=True, exist_ok=True)  # refused now rather than after the work
     with progress_bars(Console(stderr=True)):
-        report = measure_ranking(options)
+        comparison, ranking = measure(options)
         written = [
-            plot_ranking(report, options.out / "ranking.png"),
-            write_json(options.out / "ranking.json", report.as_json()),
+            *write_comparison(comparison, options.out),
+            plot_ranking(ranking, options.out / "ranking.png"),
+            write_json(options.out / "ranking.json", ranking.as_json()),
         ]
     if options.as_json:
-        print(json.dumps(report.as_json(), indent=2, allow_nan=False))
+        found = {"comparison": comparison.as_data(), "ranking": ranking.as_json()}
+        print(json.dumps(found, indent=2, allow_nan=False))
     else:
-        _show(report, written, Console())
-    return report
+        _show(options, comparison, ranking, Console())
+        names = ", ".join(path.name for path in written)
+        Console().print(Text(f"\nWritten to {options.out}: {names}"), soft_wrap=True)
+        _show_next(options, comparison, Console())
 
 
-def measure_ranking(options: DemoOptions) -> RankingReport:
-    """Train, score and remove; no file is written and nothing printed."""
-    task = Task.classification()
-    data = digits(seed=options.seed)
-    assert data.test is not None, "the digits have test images"
+def measure(options: DemoOptions) -> tuple[Comparison, RankingReport]:
+    """Train one network and do all with it; no file is written and nothing printed."""
+    parts = digits(seed=options.seed)
     model = digits_cnn(seed=options.seed)
     fit_(
         model,
-        data.train.batches(BATCH_SIZE, shuffle_seed=options.seed),
-        task,
-        FitOptions(epochs=options.epochs, seed=options.seed),
+        parts.train.batches(BATCH_SIZE, shuffle_seed=options.seed),
+        options=FitOptions(epochs=options.epochs, seed=options.seed),
     )
-    batches = data.train.batches(SCORING_BATCH_SIZE)
-    structure = trace(model, data.train.images[:1])
-    truth = unit_truth(model, structure, batches, task)
-    agreements: list[Agreement] = []
-    for name, criterion in track(list(CRITERIA.items()), "scoring"):
-        start = time.perf_counter()
-        predicted = criterion.units(model, structure, batches, task).values
-        seconds = time.perf_counter() - start
-        groups = {group: spearman(predicted[group], true) for group, true in truth.items()}
-        agreements.append(Agreement(name, groups, seconds))
-    return RankingReport(
-        agreements=tuple(agreements),
-        channels={group: len(true) for group, true in truth.items()},
-        facts=_facts(
-            options,
-            data.train,
-            train=evaluate(model, batches, task),
-            test=evaluate(model, data.test.batches(SCORING_BATCH_SIZE), task),
-        ),
+    comparison = _compared(options, model, parts)
+    ranking = measure_ranking(model, parts, SCORING_BATCH_SIZE)
+    facts = {"seed": options.seed, "epochs": options.epochs, "device": "cpu"}
+    return comparison, replace(
+        ranking, facts={**facts, **ranking.facts, "versions": versions(), "commit": commit()}
     )
 
 
-def _facts(
-    options: DemoOptions, scored: Split, *, train: Evaluation, test: Evaluation
-) -> dict[str, Any]:
-    return {
-        "seed": options.seed,
-        "epochs": options.epochs,
-        "n": len(scored),
-        "train_loss": train.loss,
-        "test_loss": test.loss,
-        "test_accuracy": test.metrics["correct"],
+def _compared(options: DemoOptions, model: DigitsCNN, parts: DataSet[Split]) -> Comparison:
+    assert parts.test is not None, "the digits have test images"
+    assert parts.validation is not None, "and images to choose by"
+    data = ContestData(
+        scoring=parts.train.batches(SCORING_BATCH_SIZE),
+        test=parts.test.batches(SCORING_BATCH_SIZE),
+        validation=parts.validation.batches(SCORING_BATCH_SIZE),
+        training=lambda seed: parts.train.batches(BATCH_SIZE, shuffle_seed=seed),
+    )
+    conditions = replace(CONDITIONS, seeds=(options.seed,))
+    found = compare(model, list(CRITERIA), BUDGETS, data, conditions)
+    about: dict[str, Any] = {
+        "model": "digits_cnn",
+        "data": "digits",
         "device": "cpu",
-        "versions": {
-            "apoptosis": __version__,
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "matplotlib": mpl.__version__,
-            "python": platform.python_version(),
-        },
+        "seeds": [options.seed],
+        "epochs": options.epochs,
+        "versions": versions(),
+        "commit": commit(),
     }
+    return replace(found, facts={**about, **found.facts})
 
 
-def _show(report: RankingReport, written: list[Path], console: Console) -> None:
-    facts = report.facts
+def _show(
+    options: DemoOptions, comparison: Comparison, ranking: RankingReport, console: Console
+) -> None:
     console.print(
-        f"\nDigits CNN after {facts['epochs']} epochs: test accuracy {facts['test_accuracy']:.1%}, "
-        f"training loss {facts['train_loss']:.3f} over {facts['n']} images.\n"
-        "Spearman correlation of each criterion with the true loss change of removing a channel:\n"
+        f"\n[bold]1. Which criterion keeps most?[/] A CNN of the digits, trained for {options.epochs} epochs, cut to "
+        f"{_listed(BUDGETS)} of its MACs by each, then fine-tuned.",
+        soft_wrap=True,
     )
-    console.print(_table(report))
-    console.print(f"\n{_meaning(report)}")
-    console.print(f"\nWritten: {', '.join(map(str, written))}", soft_wrap=True)
-    console.print(f"Next: apoptosis demo --seed {facts['seed'] + 1}   (how much of this was luck?)")
-
-
-def _table(report: RankingReport) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("criterion")
-    for group, channels in report.channels.items():
-        table.add_column(f"{group} ({channels})", justify="right")
-    table.add_column("mean", justify="right", style="bold")
-    table.add_column("scoring", justify="right")
-    for row in report.best_first():
-        cells = [_correlation(row.groups[group]) for group in report.channels]
-        table.add_row(row.criterion, *cells, _correlation(row.mean), f"{row.seconds:.2f} s")
-    return table
-
-
-def _correlation(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:+.2f}"
-
-
-def _meaning(report: RankingReport) -> str:
-    """Two lines: what was seen, and how much of it could be chance."""
-    rows = report.best_first()
-    chance = _chance(report)
-    close = [row.criterion for row in rows[1:] if rows[0].mean - row.mean < chance]
-    return (
-        f"[bold]{rows[0].criterion}[/] orders the channels most like their true effect (mean {rows[0].mean:+.2f})"
-        + (f"; too close to tell apart from it: {', '.join(close)}." if close else ".")
-        + "\nThis is one small network and one seed: scores that know nothing of it would land within "
-        f"±{chance:.2f} of zero two times in three."
+    show_comparison(comparison, (), console)
+    console.print(Text(_chance(comparison)), soft_wrap=True)
+    console.print(
+        "\n[bold]2. Which criterion knows what a channel is worth?[/] Spearman correlation of its scores with the true "
+        "loss change of removing each channel:\n",
+        soft_wrap=True,
     )
+    show_ranking(ranking, console)
 
 
-def _chance(report: RankingReport) -> float:
-    """Standard deviation of the mean over groups for independent ranks: 1/√(channels − 1) in each group."""
-    variances = [1 / (channels - 1) for channels in report.channels.values()]
-    return math.sqrt(sum(variances)) / len(variances)
+def _show_next(options: DemoOptions, comparison: Comparison, console: Console) -> None:
+    again = ["apoptosis", "compare", "digits_cnn", "--data", "digits", "--criterion", "all"]
+    again += ["--keep-flops", ",".join(f"{share:g}" for share in BUDGETS)]
+    again += ["--steps", str(CONDITIONS.steps), "--repair", "batch_norm"]
+    again += ["--epochs", str(CONDITIONS.fit.epochs), "--seeds", "3"]
+    best = comparison.contestants[comparison.best_first()[0]]
+    small = ["apoptosis", "prune", "digits_cnn", "--data", "digits", "--keep-flops", "0.5"]
+    small += ["--criterion", best["criterion"], "--widths", best["widths"]]
+    small += ["--repair", "batch_norm", "--epochs", str(CONDITIONS.fit.epochs)]
+    if options.seed:
+        small += ["--seed", str(options.seed)]
+    for why, words in (("Was it luck?", again), ("Next, the network itself:", small)):
+        console.print(Text(f"{why} {shlex.join(words)}"), soft_wrap=True)
+
+
+def _chance(comparison: Comparison) -> str:
+    """Standard error of a share p of n answers: √(p (1 − p) / n)."""
+    share, num = 0.95, comparison.facts["n"]["test"]
+    error = 100 * math.sqrt(share * (1 - share) / num)
+    return f"An accuracy of 95 % over {num} images has a standard error of {error:.1f} points."
+
+
+def _listed(shares: tuple[float, ...]) -> str:
+    return " and ".join(f"{share:.0%}" for share in shares)
