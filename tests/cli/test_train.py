@@ -149,6 +149,35 @@ def test_options_reach_the_library(own, tmp_path, monkeypatch):
     assert seen == [FitOptions(**expected, channels_last=True)]
 
 
+def test_a_dry_run_says_how_many_steps_and_about_how_long_and_writes_nothing(
+    own, dense, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "new"
+    words = ("finetune", dense[1], "--data", f"{own}:both", "--epochs", 5, "--dry-run")
+    more = ("--distil", 0.5, "--teacher", dense[1], "--out", out)
+    data = run(*words, *more)
+    assert (data["epochs"], data["batches"], data["out"]) == (5, 3, str(out))
+    assert data["training_s"] == pytest.approx(15 * data["step_s"])
+    assert data["params"] == sum(p.numel() for p in names_of(own)["make"]().parameters())
+    before = (dense[1] / "model.safetensors").read_bytes()
+    shown = RUN.invoke(app, [*map(str, words)])
+    assert shown.exit_code == 0, shown.stderr
+    text = " ".join(shown.stdout.split())
+    assert "5 epochs, 3 steps each. Nothing was written. One step took" in text
+    assert f"It would be saved in runs/{dense[1].name}-tuned" in text
+    assert (dense[1] / "model.safetensors").read_bytes() == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_is_refused_what_a_run_would_be(own, tmp_path):
+    words = ("train", f"{own}:make", "--data", f"{own}:without_labels", "--dry-run")
+    assert "label" in refused(*words)
+    (tmp_path / "file").write_text("in the way")
+    words = ("train", f"{own}:make", "--data", f"{own}:both", "--dry-run")
+    assert "is a file" in refused(*words, "--out", tmp_path / "file")
+
+
 def test_defaults_in_the_help_are_those_of_the_library():
     assert Training().fit(0) == FitOptions()
     assert FineTuning().fit(0) == DEFAULT_TUNING

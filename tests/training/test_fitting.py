@@ -105,11 +105,13 @@ def test_training_runs_in_train_mode():
     assert not torch.equal(model.stem.norm.running_mean, before)
 
 
-def test_epochs_are_told_as_progress():
+def test_epochs_and_their_batches_are_told_as_progress():
     events = []
     with listen(events.append):
         fit_(digits_cnn(width=4), small_batches(), options=FitOptions(epochs=2))
     assert (events[-1].what, events[-1].done, events[-1].total) == ("training", 2, 2)
+    ends = [(e.what, e.done, e.total) for e in events if e.finished]
+    assert ends == [("epoch 1", 3, 3), ("epoch 2", 3, 3), ("training", 2, 2)]
 
 
 def test_rates_follow_the_schedule_over_the_whole_run():

@@ -1,22 +1,21 @@
 """What `apoptosis compare` and the demo show: the table, its conditions, and what a run would take."""
 
-import copy
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+from apoptosis.cli.figures import duration
 from apoptosis.cli.names import counted
 from apoptosis.cli.result_tables import num_batches, plain_table
 from apoptosis.cli.subject import Subject
+from apoptosis.cli.timing import seconds_of, training_step_s
 from apoptosis.comparison import Comparison
 from apoptosis.criteria import CRITERIA
 from apoptosis.report import conditions, table_cells
-from apoptosis.training import fit_
 from apoptosis.workflow import CompareOptions, Contestant
 
 __all__ = ["DryRun", "show_comparison", "show_dry_run"]
@@ -72,14 +71,14 @@ class DryRun:
             steps=options.steps,
             epochs=options.fit.epochs,
             scoring_s={
-                one.name: _timed(
+                one.name: seconds_of(
                     lambda name=one.criterion: CRITERIA[name].units(
                         subject.model, subject.structure, data.scoring, data.task
                     )
                 )
                 for one in contestants
             },
-            step_s=None if training is None else _step_s(subject, options),
+            step_s=None if training is None else training_step_s(subject, options.fit),
             batches=None if training is None else num_batches(training),
         )
 
@@ -124,37 +123,12 @@ def show_dry_run(found: DryRun, console: Console) -> None:
     table = plain_table(("criterion", "left"), ("one scoring", "right"), ("all steps", "right"))
     per_scoring = found.pruning_s / (sum(found.scoring_s.values()) or 1)
     for name, seconds in found.scoring_s.items():
-        table.add_row(Text(name), f"{seconds:.2f} s", _duration(seconds * per_scoring))
+        table.add_row(Text(name), f"{seconds:.2f} s", duration(seconds * per_scoring))
     console.print(table)
-    tuning = "as long as the data are" if found.tuning_s is None else _duration(found.tuning_s)
+    tuning = "as long as the data are" if found.tuning_s is None else duration(found.tuning_s)
     console.print(
-        f"\nAt most about {_duration(found.pruning_s)} of pruning"
+        f"\nAt most about {duration(found.pruning_s)} of pruning"
         + (f" and {tuning} of fine-tuning." if found.epochs else ".")
         + " Nothing was written.",
         soft_wrap=True,
     )
-
-
-def _step_s(subject: Subject, options: CompareOptions) -> float:
-    model, data = copy.deepcopy(subject.model), subject.data
-    assert data.training is not None, "asked only where there is something to train on"
-    batch, one = [next(iter(data.training))], replace(options.fit, epochs=1)
-    return _timed(lambda: fit_(model, batch, data.task, one))
-
-
-def _timed(work: Callable[[], object]) -> float:
-    """Short work is done twice: what happens only the first time would be most of it."""
-    seconds = 0.0
-    for _ in range(2):
-        start = time.perf_counter()
-        work()
-        seconds = time.perf_counter() - start
-        if seconds > 1:
-            break
-    return seconds
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

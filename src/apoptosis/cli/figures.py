@@ -6,7 +6,15 @@ from typing import Any
 
 from apoptosis.training import Evaluation
 
-__all__ = ["evaluation_as_data", "file_size", "metric", "metric_name", "number", "seconds"]
+__all__ = [
+    "duration",
+    "evaluation_as_data",
+    "file_size",
+    "metric",
+    "metric_name",
+    "number",
+    "seconds",
+]
 
 
 def number(value: int) -> str:
@@ -37,6 +45,17 @@ def seconds(value: float) -> str:
     ('12.3 ms', '3.2 s')
     """
     return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.1f} s"
+
+
+def duration(value: float) -> str:
+    """Seconds that somebody would have to wait, as minutes or hours where there are many.
+
+    >>> duration(4.21), duration(500), duration(9000)
+    ('4.2 s', '8 min', '2.5 h')
+    """
+    if value < 100:
+        return f"{value:.0f} s" if value >= 10 else f"{value:.1f} s"
+    return f"{value / 60:.0f} min" if value < 6000 else f"{value / 3600:.1f} h"
 
 
 def metric_name(name: str) -> str:

@@ -17,8 +17,7 @@ from apoptosis.cli.places import check_folder
 from apoptosis.cli.prune_options import PruneOptions
 from apoptosis.cli.prune_tables import DryRun, PruneResult, show_dry_run, show_result
 from apoptosis.cli.resuming import check_may_begin
-from apoptosis.cli.subject import Subject, find_named_data, find_subject, seeded
-from apoptosis.cli.train import material_of
+from apoptosis.cli.subject import Subject, find_named_data, find_subject, material_of, seeded
 from apoptosis.cli.typed_words import in_typed_words
 from apoptosis.criteria import AGGREGATIONS, CRITERIA
 from apoptosis.errors import ConfigError

@@ -23,8 +23,7 @@ from apoptosis.cli.sparsify_tables import (
     show_dry_run,
     show_result,
 )
-from apoptosis.cli.subject import Subject, find_named_data, find_subject, seeded
-from apoptosis.cli.train import material_of
+from apoptosis.cli.subject import Subject, find_named_data, find_subject, material_of, seeded
 from apoptosis.cli.typed_words import in_typed_words
 from apoptosis.criteria import CRITERIA, SALIENCIES
 from apoptosis.errors import ConfigError, ModelError

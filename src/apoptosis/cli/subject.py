@@ -26,13 +26,14 @@ from apoptosis.modes import in_eval_mode
 from apoptosis.structure import Structure, trace
 from apoptosis.task import Batch, Task, batch_size, tensors_in
 from apoptosis.training import FitOptions, fit_
-from apoptosis.workflow import first_sample
+from apoptosis.workflow import Material, first_sample
 
 __all__ = [
     "Subject",
     "SubjectOptions",
     "find_named_data",
     "find_subject",
+    "material_of",
     "seeded",
     "train_if_new_",
 ]
@@ -137,6 +138,20 @@ def find_named_data(options: DataOptions, training_batch_size: int | None = None
         seed=options.seed,
     )
     return find_data(options.data, reading)
+
+
+def material_of(subject: Subject) -> Material:
+    """Batches for each purpose of a run that trains.
+
+    Raises:
+        DataError: there are none to train on.
+    """
+    data = subject.data
+    if data.training is None:
+        raise DataError(
+            "Training was asked for, and these data have nothing to train on. Give others, or leave out --epochs."
+        )
+    return Material(scoring=data.scoring, training=data.training, validation=data.validation)
 
 
 def train_if_new_(

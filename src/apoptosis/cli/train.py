@@ -14,23 +14,22 @@ from torch import nn
 
 from apoptosis.checkpoint import Journal
 from apoptosis.cli.bars import progress_bars
-from apoptosis.cli.finishing import Work, finish
+from apoptosis.cli.finishing import Finished, Work, finish
 from apoptosis.cli.places import check_folder, free_place
 from apoptosis.cli.resuming import Asked, check_may_begin
 from apoptosis.cli.sources import make_model
-from apoptosis.cli.subject import Subject, find_named_data, find_subject, seeded
+from apoptosis.cli.subject import Subject, find_named_data, find_subject, material_of, seeded
 from apoptosis.cli.subject_options import SubjectOptions
 from apoptosis.cli.training_options import FineTuning, Training
-from apoptosis.cli.training_tables import TrainResult, show_result
-from apoptosis.errors import ApoptosisError, ConfigError, DataError
+from apoptosis.cli.training_tables import TrainDryRun, TrainResult, show_dry_run, show_result
+from apoptosis.errors import ApoptosisError, ConfigError
 from apoptosis.masks import MaskPlan, identity_masks, masks_of
 from apoptosis.records import Outcome
 from apoptosis.structure import Plan
 from apoptosis.training import FitOptions
-from apoptosis.workflow import Material
 from apoptosis.workflow.tuning import fine_tuned
 
-__all__ = ["TrainOptions", "material_of", "run_train"]
+__all__ = ["TrainOptions", "run_train"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +41,7 @@ class TrainOptions:
     asked: Asked
     teacher: str | None = None
     out: Path | None = None
+    dry_run: bool = False
     as_json: bool = False
 
     @property
@@ -52,46 +52,43 @@ class TrainOptions:
 
 
 def run_train(options: TrainOptions) -> None:
-    """Train, save, and show what came out."""
+    """Train, save, and show what came out; or, for a dry run, say what it would take."""
     console = Console(stderr=True)
     fit, place = options.training.fit(options.subject.seed), options.place
+    options = replace(options, out=place)  # a free name stays the same one
     _check_teacher(options, fit)
     check_folder(place)
-    check_may_begin(options.asked, place)
+    if not options.dry_run:
+        check_may_begin(options.asked, place)
     with seeded(options.subject), progress_bars(console):
         data = find_named_data(options.subject, options.training.training_batch_size)
         trains = not isinstance(options.training, FineTuning)
         subject = find_subject(options.subject, console, traced=False, trains=trains, data=data)
         teacher = _teacher(options, subject)
-
-        def work(journal: Journal) -> tuple[Outcome[Plan | MaskPlan], ...]:
-            start = _start(subject)
-            material = material_of(subject)
-            task = subject.data.task
-            return (fine_tuned(start, teacher, material, task, fit, journal.part("fit")),)
-
-        run = finish(
-            subject, options.subject, Work(work, place, options.asked, trains_new=False), console
+        found = (
+            TrainDryRun.of(subject, options.subject, fit, teacher if fit.distil else None, place)
+            if options.dry_run
+            else TrainResult(options.subject, _trained(options, subject, fit, teacher, console))
         )
-    result = TrainResult(options.subject, run)
     if options.as_json:
-        print(json.dumps(result.as_data(), indent=1, allow_nan=False))
+        print(json.dumps(found.as_data(), indent=1, allow_nan=False))
+    elif isinstance(found, TrainDryRun):
+        show_dry_run(found, Console())
     else:
-        show_result(result, Console())
+        show_result(found, Console())
 
 
-def material_of(subject: Subject) -> Material:
-    """Batches for each purpose of a run that trains.
+def _trained(
+    options: TrainOptions, subject: Subject, fit: FitOptions, teacher: nn.Module, console: Console
+) -> Finished[Any]:
+    def work(journal: Journal) -> tuple[Outcome[Plan | MaskPlan], ...]:
+        start = _start(subject)
+        material = material_of(subject)
+        task = subject.data.task
+        return (fine_tuned(start, teacher, material, task, fit, journal.part("fit")),)
 
-    Raises:
-        DataError: there are none to train on.
-    """
-    data = subject.data
-    if data.training is None:
-        raise DataError(
-            "Training was asked for, and these data have nothing to train on. Give others, or leave out --epochs."
-        )
-    return Material(scoring=data.scoring, training=data.training, validation=data.validation)
+    own = Work(work, options.place, options.asked, trains_new=False)
+    return finish(subject, options.subject, own, console)
 
 
 def _start(subject: Subject) -> Outcome[Any]:

@@ -22,16 +22,23 @@ OutOption = Annotated[
         show_default=False,
     ),
 ]
+DryRunOption = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="Say how many steps and about how long, from one step; write nothing."
+    ),
+]
 
 
 @spread
-def train(
+def train(  # noqa: PLR0913 - one parameter per option is how typer reads a command
     context: typer.Context,
     *,
     training: Annotated[Training, Group(panel="Training")],
     subject: Trained,
     out: OutOption = None,
     resume: ResumeOption = False,  # noqa: ARG001 - `asked_of` reads it
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train a model on data, keep the epoch that does best on the validation data, and save it as a checkpoint.
@@ -47,9 +54,15 @@ def train(
     with errors_shown(context):
         from apoptosis.cli.train import TrainOptions, run_train
 
-        asked = asked_of(context)
         run_train(
-            TrainOptions(subject=subject, training=training, out=out, asked=asked, as_json=as_json)
+            TrainOptions(
+                subject=subject,
+                training=training,
+                out=out,
+                asked=asked_of(context),
+                dry_run=dry_run,
+                as_json=as_json,
+            )
         )
 
 
@@ -69,6 +82,7 @@ def finetune(  # noqa: PLR0913 - one parameter per option is how typer reads a c
     subject: Trained,
     out: OutOption = None,
     resume: ResumeOption = False,  # noqa: ARG001 - `asked_of` reads it
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train a pruned network on: units that are gone stay gone, and masks stay masks.
@@ -84,14 +98,14 @@ def finetune(  # noqa: PLR0913 - one parameter per option is how typer reads a c
     with errors_shown(context):
         from apoptosis.cli.train import TrainOptions, run_train
 
-        asked = asked_of(context)
         run_train(
             TrainOptions(
                 subject=subject,
                 training=training,
                 teacher=teacher,
                 out=out,
-                asked=asked,
+                asked=asked_of(context),
+                dry_run=dry_run,
                 as_json=as_json,
             )
         )

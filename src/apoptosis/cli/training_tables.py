@@ -1,26 +1,32 @@
 """What is shown of a training: its epochs with the one that was kept, and figures on data that decided nothing."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from torch import nn
 
-from apoptosis.cli.figures import metric, metric_name, seconds
+from apoptosis.cli.figures import duration, metric, metric_name, number, seconds
 from apoptosis.cli.finishing import Finished
 from apoptosis.cli.names import counted
 from apoptosis.cli.result_tables import (
     load_lines,
+    num_batches,
     plain_table,
     show_evaluation,
     show_next,
     show_place,
 )
+from apoptosis.cli.subject import Subject, material_of
 from apoptosis.cli.subject_options import SubjectOptions
+from apoptosis.cli.timing import training_step_s
+from apoptosis.training import FitOptions
 
-__all__ = ["TrainResult", "show_result", "training_lines"]
+__all__ = ["TrainDryRun", "TrainResult", "show_dry_run", "show_result", "training_lines"]
 
 MOST_EPOCHS = 12
 """A table shows so many; the JSON has all."""
@@ -51,6 +57,74 @@ class TrainResult:
             "load": load_lines(self.run),
             "next": next_command(self)[0],
         }
+
+
+@dataclass(frozen=True)
+class TrainDryRun:
+    """What a training would take: so many steps, each as long as the one that was tried on a copy."""
+
+    model: str
+    data: str
+    params: int
+    """That would be trained."""
+    epochs: int
+    batches: int | None
+    """Of one epoch; None where nobody knows without reading them."""
+    step_s: float
+    out: Path
+
+    @staticmethod
+    def of(
+        subject: Subject,
+        options: SubjectOptions,
+        fit: FitOptions,
+        teacher: nn.Module | None,
+        out: Path,
+    ) -> "TrainDryRun":
+        """Take one step with a copy of the network.
+
+        Raises:
+            DataError: there is nothing to train on.
+        """
+        training = material_of(subject).training
+        assert training is not None, "looked at by `material_of`"
+        return TrainDryRun(
+            model=options.model,
+            data=options.data,
+            params=sum(p.numel() for p in subject.model.parameters() if p.requires_grad),
+            epochs=fit.epochs,
+            batches=num_batches(training),
+            step_s=training_step_s(subject, fit, teacher),
+            out=out,
+        )
+
+    @property
+    def training_s(self) -> float | None:
+        """About: without validation, and where every batch is like the first."""
+        return None if self.batches is None else self.epochs * self.batches * self.step_s
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {**asdict(self), "out": str(self.out), "training_s": self.training_s}
+
+
+def show_dry_run(dry: TrainDryRun, console: Console) -> None:
+    """How many steps, how long, and that nothing was written."""
+    steps = (
+        "as many steps as there are batches"
+        if dry.batches is None
+        else f"{counted(dry.batches, 'step')} each"
+    )
+    took = f"One step took {seconds(dry.step_s)}"
+    if dry.training_s is not None:
+        took += f", so all take about {duration(dry.training_s)}, validation not counted"
+    for line in (
+        f"{dry.model} would be trained on {dry.data}: {number(dry.params)} parameters, "
+        f"{counted(dry.epochs, 'epoch')}, {steps}. Nothing was written.",
+        f"{took}.",
+        f"It would be saved in {dry.out}",
+    ):
+        console.print(Text(line), soft_wrap=True)
 
 
 def show_result(result: TrainResult, console: Console) -> None:

@@ -94,7 +94,8 @@ def fit_(  # noqa: PLR0913 - three may be said, and none must be
     task, options = task or Task.classification(), options or FitOptions()
     aim = _aim(task, options, teacher)
     optimizer = _optimizer(model, options)
-    rates = _Rates(options, options.epochs * _num_batches(batches))
+    num_batches = _num_batches(batches)
+    rates = _Rates(options, options.epochs * num_batches)
     state = FitState(model, optimizer)
     epochs = [_read_epoch(own) for own in noted_state(state, journal)]
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
@@ -106,7 +107,8 @@ def fit_(  # noqa: PLR0913 - three may be said, and none must be
             start = time.perf_counter()
             torch.manual_seed(options.seed + SEED_STRIDE * number)
             rate = rates.at(state.steps)
-            loss = _run_epoch(state, _pass(batches, number), aim, rates)
+            own = track(_pass(batches, number), f"epoch {number + 1}", num_batches)
+            loss = _run_epoch(state, own, aim, rates)
             _check_finite(loss, number, options)
             with _autocast(model, options):
                 judged = None if validation is None else evaluate(model, validation, task)
