@@ -17,7 +17,7 @@ PYTEST  := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORK
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.demo ## train, score and rank on the digits; writes demo/
+demo: $(VENV)/.demo ## prune a network of the digits by every criterion, compare; writes demo/
 	$(BIN)/apoptosis demo
 
 test: check ## what CI runs: format, lint, types, rooms, tests and doctests

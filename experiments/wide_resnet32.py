@@ -1,7 +1,7 @@
 """The wide ResNet32 of the paper's tables on CIFAR-10: trained, cut to 30 % and 6 % of its MACs, fine-tuned.
 
-    python experiments/wide_resnet32.py train --seeds 0 1 2 --device cuda --workers 3 --out data/wide_raw/dense.csv
-    python experiments/wide_resnet32.py prune --seeds 0 1 2 --device cuda --workers 6 --out data/wide_raw/prune.csv
+    python experiments/wide_resnet32.py train --seeds 0 1 2 --device cuda --workers 3 --out dense.csv
+    python experiments/wide_resnet32.py prune --seeds 0 1 2 --device cuda --workers 6 --out prune.csv
 
 45,000 images to train on, 5,000 to choose by, figures on the 10,000 test images, which choose nothing. `train` writes
 weights to `--weights`; `prune` makes networks of them: every way (criterion and allocation) under one fine-tuning
@@ -217,6 +217,7 @@ def ways(args: argparse.Namespace) -> list[Way]:
         Way(*way.split(":"), budget, schedule, seed, epochs)
         for epochs, schedule, seed, budget, way in asked
     ]
+    assert all(way.epochs >= len(way.rounds) for way in found), "an epoch for every round, at least"
     done = measured(args.skip)
     return [way for way in dict.fromkeys(found) if way not in done]
 
