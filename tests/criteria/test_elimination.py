@@ -1,0 +1,136 @@
+"""Greedy removal with refits, against least squares that are solved anew for every set."""
+
+import itertools
+
+import pytest
+import torch
+
+from apoptosis.criteria.elimination import Reader, eliminate
+
+
+def spd(n: int, generator: torch.Generator) -> torch.Tensor:
+    root = torch.randn(n, n + 3, generator=generator, dtype=torch.float64)
+    return root @ root.T / n
+
+
+class Problem:
+    """Layers that read the same units, each unit `k` columns of the layer and some columns of nobody (a bias)."""
+
+    def __init__(self, seed: int, units: int = 6, layers: tuple[tuple[int, int], ...] = ((3, 2),)):
+        generator = torch.Generator().manual_seed(seed)
+        self.units = units
+        self.layers = []
+        for m, k in layers:
+            n = units * k + 1
+            columns = torch.randperm(n, generator=generator)[: units * k].reshape(units, k)
+            weights = torch.randn(m, n, generator=generator, dtype=torch.float64)
+            self.layers.append((spd(n, generator), spd(m, generator), weights, columns))
+
+    def readers(self) -> list[Reader]:
+        return [
+            Reader(a.inverse(), torch.linalg.cholesky(s).T @ w, torch.arange(self.units), c)
+            for a, s, w, c in self.layers
+        ]
+
+    def cost(self, gone: tuple[int, ...]) -> float:
+        """Least ½ tr(S E A Eᵀ) over all E = W − W' whose W' has zeros at the columns that are gone."""
+        total = 0.0
+        for a, s, w, columns in self.layers:
+            out = columns[list(gone)].flatten()
+            stay = torch.tensor([i for i in range(len(a)) if i not in set(out.tolist())])
+            new = torch.zeros_like(w)
+            new[:, stay] = torch.linalg.lstsq(a[stay][:, stay], a[stay] @ w.T).solution.T
+            error = w - new
+            total += 0.5 * float(torch.trace(s @ error @ a @ error.T))
+        return total
+
+
+LAYERS = [((3, 2),), ((2, 1),), ((4, 3), (2, 1), (1, 2))]
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_paid_along_the_path_is_what_removing_the_set_costs(seed, layers):
+    problem = Problem(seed, layers=layers)
+    path = eliminate(problem.readers(), problem.units)
+    sums = path.costs.cumsum(0)
+    for num in range(1, problem.units + 1):
+        cost = problem.cost(tuple(path.order[:num].tolist()))
+        assert float(sums[num - 1]) == pytest.approx(cost, rel=1e-8)
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_the_cheapest_goes_at_every_step(layers):
+    problem = Problem(7, layers=layers)
+    gone: tuple[int, ...] = ()
+    for unit in eliminate(problem.readers(), problem.units).order.tolist():
+        others = [u for u in range(problem.units) if u not in gone]
+        assert unit == min(others, key=lambda u: problem.cost((*gone, u)))
+        gone = (*gone, unit)
+
+
+def test_greedy_sets_are_near_the_best_of_all():
+    """No proof, a sanity check: the best of all sets of three is at most a little cheaper."""
+    excess = []
+    for seed in range(20):
+        problem = Problem(seed, layers=((3, 1),))
+        greedy = float(eliminate(problem.readers(), problem.units).costs[:3].sum())
+        best = min(problem.cost(own) for own in itertools.combinations(range(problem.units), 3))
+        assert greedy >= best - 1e-9
+        excess.append(greedy / best)
+    assert sum(excess) / len(excess) < 1.15
+
+
+def test_of_two_that_do_the_same_work_the_first_costs_nothing_and_the_second_all():
+    a = torch.tensor([[1.0, 1.0, 0.2], [1.0, 1.0, 0.2], [0.2, 0.2, 1.0]], dtype=torch.float64)
+    inverse = (a + 1e-9 * torch.eye(3)).inverse()
+    weights = torch.tensor([[1.0, 1.0, 3.0]], dtype=torch.float64)
+    path = eliminate([Reader(inverse, weights, torch.arange(3), torch.arange(3)[:, None])], 3)
+    first, second = path.order[:2].tolist()
+    assert {first, second} == {0, 1}
+    assert path.costs[0] < 1e-6
+    assert path.costs[1] > 1
+
+
+def test_scores_rank_as_the_path_goes_even_where_costs_fall_or_are_equal():
+    problem = Problem(3)
+    a, s, w, columns = problem.layers[0]
+    w[:, columns[[1, 4]].flatten()] = 0  # two dead units, which cost the same
+    path = eliminate(problem.readers(), problem.units)
+    scores = path.scores()
+    assert scores.argsort().tolist() == path.order.tolist()
+    assert bool((scores[path.order] >= path.costs).all())
+
+
+def test_units_that_only_some_layers_read():
+    problem = Problem(1, layers=((3, 2), (2, 1)))
+    readers = problem.readers()
+    some = torch.tensor([0, 2, 5])
+    second = readers[1]
+    readers[1] = Reader(second.inverse, second.weights, some, second.columns[some])
+    a, s, w, columns = problem.layers[1]
+    keep = [0, 2, 5]
+
+    def cost(gone):
+        first = Problem.cost(type("P", (), {"layers": problem.layers[:1]}), gone)
+        read = tuple(u for u in gone if u in keep)
+        return first + (
+            Problem.cost(type("P", (), {"layers": problem.layers[1:]}), read) if read else 0
+        )
+
+    path = eliminate(readers, problem.units)
+    assert float(path.costs.sum()) == pytest.approx(cost(tuple(range(6))), rel=1e-8)
+
+
+def test_the_oracle_can_fail():
+    """Forgetting to update P gives other costs from the second unit on."""
+
+    class Forgetful(Reader):
+        def without_(self, place):
+            self.weights[:, self.columns[place]] = 0
+
+    problem = Problem(0)
+    readers = [Forgetful(r.inverse, r.weights, r.units, r.columns) for r in problem.readers()]
+    path = eliminate(readers, problem.units)
+    wrong = float(path.costs[:3].sum())
+    assert wrong != pytest.approx(problem.cost(tuple(path.order[:3].tolist())), rel=1e-3)
