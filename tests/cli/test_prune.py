@@ -425,7 +425,7 @@ ERRORS = {
     "repair": (
         ["--keep-flops", "0.5", "--repair", "batchnorm"],
         "ConfigError",
-        "There is no repair 'batchnorm'. Did you mean 'batch_norm'? There is batch_norm.",
+        "There is no repair 'batchnorm'. Did you mean 'batch_norm'? There are batch_norm, refit, distil.",
     ),
     "widths": (
         ["--keep-flops", "0.5", "--widths", "gobal"],

@@ -55,9 +55,12 @@ def by_loops(conv: nn.Conv2d, x: Tensor) -> Tensor:
     found = []
     for group in range(conv.groups):
         rows = [
-            [big[n, c, top + dh * i, left + dw * j] for n, top, left in product(range(len(x)), tops, lefts)]
+            [
+                big[n, c, top + dh * i, left + dw * j]
+                for n, top, left in product(range(len(x)), tops, lefts)
+            ]
             for c, i, j in product(range(group * width, (group + 1) * width), range(kh), range(kw))
-        ]  # fmt: skip
+        ]
         if conv.bias is not None:
             rows.append([torch.ones(()).double()] * len(rows[0]))
         found.append(torch.stack([torch.stack(row) for row in rows]))
