@@ -435,6 +435,38 @@ def test_a_tensor_that_was_written_to_in_between_is_another():
     assert error(found.model, model, x) / size == pytest.approx(found.layers[-1].after, rel=1e-6)
 
 
+def scaled_in_place(m: nn.Module, x: Tensor) -> Tensor:
+    y = torch.relu(m.first(x))
+    q = m.q(y)
+    q.mul_(10)
+    return m.last(q + m.k(y))
+
+
+def test_outputs_that_are_written_to_later_in_the_run_are_fitted_as_they_were():
+    parts = {"first": (4, 8), "q": (8, 5), "k": (8, 5), "last": (5, 3)}
+    model = built(lambda: Net(scaled_in_place, **{n: nn.Linear(*s) for n, s in parts.items()}))
+    x = 3 * normal(60, 4)
+    plan = trace(model, x[:1]).plan({"first": range(4)})
+    small = cut(model, plan)
+    found = Refit(ridge=0.0)(model, small, plan, unlabelled(x))
+    with torch.no_grad():
+        read = torch.relu(small.first(x))
+        rows = torch.cat([read, read.new_ones(60, 1)], 1)
+        want = torch.linalg.lstsq(rows, model.q(torch.relu(model.first(x)))).solution
+    torch.testing.assert_close(found.q.weight, want[:-1].T, **CLOSE)
+
+
+def test_empty_batches_among_others_count_for_nothing():
+    model, x = small_case("mlp").model(), normal(40, 4)
+    plan, small = halved(model, x)
+    found = Refit()(model, small, plan, unlabelled(x, 0, 25, 0, 15))
+    want = Refit()(model, small, plan, unlabelled(x, 25, 15))
+    for name, tensor in want.state_dict().items():
+        assert torch.equal(found.state_dict()[name], tensor), name
+    with pytest.raises(DataError, match="saw no samples"):
+        Refit()(model, small, plan, unlabelled(x[:0]))
+
+
 def test_a_layer_that_not_every_batch_reaches_is_fitted_on_those_that_do():
     def forward(m: nn.Module, x: Tensor) -> Tensor:
         y = torch.relu(m.a(x))

@@ -52,11 +52,16 @@ def reach(
 ) -> dict[str, Passed]:
     """What passed at the first call of each module, by the given names; none for those that were not called."""
     seen: dict[str, Passed] = {}
+    alone = len(modules) == 1  # else the run goes on, and may write to what it has been given
 
     def watching(name: str) -> Callable[..., None]:
         def watch(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
             given = args[0] if args else next(iter(kwargs.values()), None)
-            seen.setdefault(name, (given, output))
+            if name not in seen:
+                seen[name] = (
+                    given,
+                    (output if alone else tree_map_only(Tensor, Tensor.clone, output)),
+                )
             if len(seen) == len(modules):
                 raise _AllSeenError
 

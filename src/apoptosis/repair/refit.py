@@ -146,12 +146,14 @@ def _gathered(
     there = {own.path: dense.get_submodule(own.target) for own in stage}
     here = {own.path: mended.get_submodule(own.path) for own in stage}
     sums = {own: NormalEquations() for own in stage}
-    for number, batch in enumerate(batches):
+    for batch in batches:
         theirs, ours = reach(dense, there, batch, task), reach(mended, here, batch, task)
         for layer in list(sums):
             if layer.path not in theirs or layer.path not in ours:
                 continue  # not every batch need take the same way
             given, made = ours[layer.path]
+            if not made.numel():
+                continue
             wanted = _wanted(layer, here[layer.path], theirs[layer.path][1])
             found = as_outputs(here[layer.path], made)
             if wanted.shape != found.shape:
@@ -159,7 +161,7 @@ def _gathered(
                     f"the dense layer gives {tuple(wanted.shape)} where this one gives {tuple(found.shape)}"
                 )
                 del sums[layer]
-            elif number == 0 and _is_same(wanted, found):
+            elif not sums[layer].count and _is_same(wanted, found):
                 del sums[layer]
             else:
                 _add(sums[layer], here[layer.path], given, wanted, found)

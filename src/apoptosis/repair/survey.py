@@ -18,7 +18,7 @@ from apoptosis.errors import ModelError, PlanMismatchError
 from apoptosis.masks import MaskPlan
 from apoptosis.repair.linear_maps import input_dim, is_linear_map, output_dim
 from apoptosis.repair.reaching import run
-from apoptosis.structure import CutProgram, Indices, Plan, model_tensors
+from apoptosis.structure import CutProgram, Indices, Plan
 from apoptosis.task import Batch, Task
 
 __all__ = ["Layer", "Survey", "check_are_modules", "check_fits", "look_around"]
@@ -102,7 +102,7 @@ def check_fits(dense: nn.Module, small: nn.Module, plan: Plan | MaskPlan) -> Non
     Raises:
         PlanMismatchError: it does not.
     """
-    theirs, ours = model_tensors(dense), model_tensors(small)
+    theirs, ours = (dict(m.named_parameters(remove_duplicate=False)) for m in (dense, small))
     shapes = {name: (cut.shape, cut.new_shape) for cut in _tensor_cuts(plan) for name in cut.names}
     for name, tensor in theirs.items():
         before, after = shapes.get(name, (tuple(tensor.shape), tuple(tensor.shape)))
