@@ -374,6 +374,15 @@ def test_norms_that_were_not_measured_anew_are_remarked_on(half, own, tmp_path):
     assert NORMS not in done(prune(own, *arguments, model="mean_of_hidden"))
 
 
+def test_repairs_are_asked_for_by_name_one_after_the_other(own, tmp_path):
+    arguments = ("--keep-flops", "0.5", "--repair", "refit", "--repair", "distil", "--json")
+    found = prune(own, *arguments, "--out", tmp_path / "half")
+    data = json.loads(done(found))
+    names = ["Refit(scope='every', ridge=0.0001)", "Distil(steps=300, learning_rate=0.001, seed=0)"]
+    assert data["settings"]["repair"] == names
+    assert NORMS not in found.stderr
+
+
 def test_where_nothing_was_removed_nothing_follows(own, tmp_path):
     arguments = ("--keep-flops", "1", "--out", tmp_path / "whole")
     text = done(prune(own, *arguments))
@@ -425,7 +434,7 @@ ERRORS = {
     "repair": (
         ["--keep-flops", "0.5", "--repair", "batchnorm"],
         "ConfigError",
-        "There is no repair 'batchnorm'. Did you mean 'batch_norm'? There is batch_norm.",
+        "There is no repair 'batchnorm'. Did you mean 'batch_norm'? There are batch_norm, refit, distil.",
     ),
     "widths": (
         ["--keep-flops", "0.5", "--widths", "gobal"],

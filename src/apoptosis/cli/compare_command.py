@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from apoptosis.cli.option_groups import Group, spread
-from apoptosis.cli.options import JsonOption, ResumeOption, Shares, shares
+from apoptosis.cli.options import REPAIR_HELP, JsonOption, ResumeOption, Shares, shares
 from apoptosis.cli.refusals import errors_shown
 from apoptosis.cli.resuming import asked_of
 from apoptosis.cli.subject_options import SubjectOptions
@@ -47,7 +47,7 @@ def compare(  # noqa: PLR0913 - one parameter per option is how typer reads a co
     repair: Annotated[
         list[str] | None,
         typer.Option(
-            help="Mend each network after the cut: batch_norm measures its statistics anew. May be repeated.",
+            help=f"Mend each network after the cut: {REPAIR_HELP}",
             show_default=False,
         ),
     ] = None,

@@ -7,6 +7,7 @@ import typer
 
 __all__ = [
     "AGGREGATION_HELP",
+    "REPAIR_HELP",
     "MODEL_HELP",
     "MODEL_NAMES",
     "AggregationOption",
@@ -90,6 +91,10 @@ def shares(text: str | Shares) -> Shares:
     return found
 
 
+REPAIR_HELP = (
+    "batch_norm measures statistics anew, refit gives layers new weights by least squares, distil follows the dense "
+    "network for 300 steps; none needs labels. May be repeated: one after the other."
+)
 AGGREGATION_HELP = (
     "How scores of parameters become those of units: default, paper, layers, units, signed. The criterion's own unless "
     "said."

@@ -10,7 +10,15 @@ import typer
 
 from apoptosis.cli.kinds import TUNING, UNITS, WEIGHTS, check_trains, is_about_weights
 from apoptosis.cli.option_groups import Group, spread
-from apoptosis.cli.options import AGGREGATION_HELP, JsonOption, ResumeOption, Shares, share, shares
+from apoptosis.cli.options import (
+    AGGREGATION_HELP,
+    REPAIR_HELP,
+    JsonOption,
+    ResumeOption,
+    Shares,
+    share,
+    shares,
+)
 from apoptosis.cli.refusals import errors_shown
 from apoptosis.cli.resuming import asked_of
 from apoptosis.cli.subject_options import SubjectOptions
@@ -69,7 +77,7 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
     repair: Annotated[
         list[str] | None,
         typer.Option(
-            help="Mend the small network: batch_norm measures its statistics anew. May be repeated.",
+            help=f"Mend the small network: {REPAIR_HELP}",
             show_default=False,
             rich_help_panel=UNITS,
         ),

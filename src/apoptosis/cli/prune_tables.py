@@ -64,7 +64,7 @@ class PruneResult:
         return (
             self.removed_something
             and not self.run.training
-            and "batch_norm" not in self.options.repair
+            and not self.options.repair  # refit and distil take the norms as they are
             and has_batch_norms(self.outcome.model)
         )
 

@@ -1,6 +1,6 @@
-"""The table of repairs: what the command line and the tests know them by."""
+"""The table of repairs: what the command line and the tests know them by, each with the options it has by itself."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -9,6 +9,8 @@ from torch import nn
 from apoptosis.errors import ConfigError
 from apoptosis.masks import MaskPlan
 from apoptosis.repair.batch_norm import batch_norm
+from apoptosis.repair.distil import Distil
+from apoptosis.repair.refit import Refit
 from apoptosis.structure import Plan
 from apoptosis.task import Batch, Task
 
@@ -18,7 +20,9 @@ Repair: TypeAlias = Callable[
     [nn.Module, nn.Module, Plan | MaskPlan, Iterable[Batch], Task | None], nn.Module
 ]
 
-REPAIRS = MappingProxyType({"batch_norm": batch_norm})
+REPAIRS: Mapping[str, Repair] = MappingProxyType(
+    {"batch_norm": batch_norm, "refit": Refit(), "distil": Distil()}
+)
 
 
 def find_repair(asked: "Repair | str") -> Repair:

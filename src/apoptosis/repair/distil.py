@@ -1,0 +1,122 @@
+"""`Distil`: a few hundred steps towards the dense network's predictions, without labels.
+
+The loss is KL(dense ‖ small) of the predictions, AdamW the optimiser, its rate falling along a cosine, and the network
+is in eval mode all along: dropout is off and norms keep the statistics they have, so what is trained is what is run
+afterwards. Same network, batches and options give the same weights.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from apoptosis.errors import ConfigError, DataError
+from apoptosis.masks import MaskPlan
+from apoptosis.progress import track
+from apoptosis.repair.reaching import shadow
+from apoptosis.structure import Plan, copy_with
+from apoptosis.task import Batch, Task
+from apoptosis.training import FitOptions, fit_
+
+__all__ = ["Distil"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distil:
+    """A repair: trained to follow the dense network. See the module's docstring.
+
+    Attributes:
+        steps: batches to train on; the data are read again from the start as often as that takes.
+        learning_rate: of the first step.
+        seed: of what batches draw at random.
+    """
+
+    steps: int = 300
+    learning_rate: float = 1e-3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.steps >= 1:
+            raise ConfigError(
+                f"steps={self.steps!r} was asked for; it is a whole number from 1 on."
+            )
+        if not 0 < self.learning_rate < float("inf"):
+            raise ConfigError(
+                f"learning_rate={self.learning_rate!r} was asked for; it is a number above 0."
+            )
+
+    def __call__(
+        self,
+        dense: nn.Module,
+        small: nn.Module,
+        plan: Plan | MaskPlan,  # noqa: ARG002 - called like every repair
+        batches: Iterable[Batch],
+        task: Task | None = None,
+    ) -> nn.Module:
+        """A copy of `small` that was trained.
+
+        Raises:
+            ConfigError: the task does not say which logits make up a prediction.
+            DataError: there are no batches.
+            ModelError: no parameter requires grad.
+            NonFiniteError: the loss became NaN or infinite.
+        """
+        mended = copy_with(small, {})
+        options = FitOptions(
+            epochs=1,
+            optimizer="adamw",
+            learning_rate=self.learning_rate,
+            schedule="cosine",
+            weight_decay=0.0,
+            distil=1.0,
+            temperature=1.0,
+            seed=self.seed,
+        )
+        fit_(_Calm(mended), _Steps(batches, self.steps), task, options, teacher=shadow(dense))
+        return mended
+
+
+class _Calm(nn.Module):
+    """A network that stays in eval mode whoever trains it."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def train(self, mode: bool = True) -> "_Calm":  # noqa: ARG002, FBT001, FBT002 - torch's signature
+        """Eval mode, whatever is asked for."""
+        return super().train(mode=False)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The network's own."""
+        return self.inner(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """So many batches, read again from the start as often as that takes."""
+
+    batches: Iterable[Batch]
+    num: int
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __iter__(self) -> Iterator[Batch]:
+        return track(self._again(), "distilling", total=self.num)
+
+    def _again(self) -> Iterator[Batch]:
+        left = self.num
+        while left:
+            before = left
+            for batch in self.batches:
+                yield batch
+                left -= 1
+                if not left:
+                    return
+            if left == before:
+                raise DataError(
+                    "A network was to follow the dense one and there are no batches: they are empty or were used up by "
+                    "an earlier loop. Give batches that can be iterated again, such as a list or a DataLoader."
+                )

@@ -1,0 +1,109 @@
+"""Layers that are one linear map at every position, seen as matrices: y = W x + b, the same W and b everywhere.
+
+For a linear layer a position is whatever its leading dimensions count (samples, tokens) and x the vector there. For a
+convolution it is a place of the output and x the patch that the kernel covers, (channels, kernel) flattened. With g
+groups of channels there are g maps, each with its own part of x and of y:
+
+    x: (g, n, positions)      y: (g, m, positions)      W: (g, m, n)
+
+A layer with a bias reads one more input that is always 1. transformers' `Conv1D` is a linear layer whose weight lies
+turned, (inputs, outputs); it is known by its name, for the package may not be there.
+"""
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+__all__ = ["add_", "as_matrix", "as_outputs", "input_dim", "is_linear_map", "output_dim", "pairs"]
+
+CHUNK = 2**22
+"""Most numbers of x at a time: 32 MB in float64, whatever the batch."""
+
+_FORWARDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def is_linear_map(module: nn.Module) -> bool:
+    """Whether the module is one of these layers; a subclass is if its forward is still theirs."""
+    known = any(isinstance(module, k) and type(module).forward is k.forward for k in _FORWARDS)
+    return known or _is_turned(module)
+
+
+def output_dim(module: nn.Module) -> int:
+    """The dimension of the weight that outputs run along."""
+    return 1 if _is_turned(module) else 0
+
+
+def input_dim(module: nn.Module) -> int:
+    """The dimension of the weight that inputs run along: those of one group, for a convolution."""
+    return 1 - output_dim(module)
+
+
+def as_matrix(module: Any, weight: Tensor) -> Tensor:
+    """The layer's weight, or something of its shape, as (g, m, n)."""
+    if _is_turned(module):
+        return weight.t()[None]
+    groups = module.groups if isinstance(module, _ConvNd) else 1
+    return weight.reshape(groups, weight.shape[0] // groups, -1)
+
+
+def as_outputs(module: nn.Module, y: Tensor) -> Tensor:
+    """What the layer gave, as (samples or positions, outputs, positions of a sample)."""
+    if not isinstance(module, _ConvNd):
+        return y.reshape(-1, y.shape[-1], 1)
+    return y.reshape(-1, *y.shape[-1 - len(module.kernel_size) :]).flatten(2)
+
+
+def pairs(module: Any, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Inputs (g, n, positions) and outputs (g, m, positions) in float64, a chunk at a time.
+
+    Args:
+        module: the layer.
+        x: what went into its call.
+        y: what is wanted of it, as `as_outputs` shapes it.
+    """
+    is_conv = isinstance(module, _ConvNd)
+    x = x.reshape(-1, *x.shape[-1 - (len(module.kernel_size) if is_conv else 0) :])
+    groups = module.groups if is_conv else 1
+    per_sample = prod(module.kernel_size) * x.shape[1] * y.shape[2] if is_conv else x.shape[1]
+    size = max(1, CHUNK // max(1, per_sample))
+    for some, wanted in zip(x.split(size), y.split(size), strict=True):
+        columns = _patches(module, some) if is_conv else some.t()[None].double()
+        if module.bias is not None:
+            columns = torch.cat([columns, columns.new_ones(groups, 1, columns.shape[2])], 1)
+        yield columns, wanted.double().transpose(0, 1).reshape(groups, -1, columns.shape[2])
+
+
+def add_(module: Any, change: Tensor) -> None:
+    """Add (g, m, n), the bias's column last, to the weights where they are."""
+    with torch.no_grad():
+        if module.bias is not None:
+            module.bias.copy_(module.bias.double() + change[..., -1].flatten())
+            change = change[..., :-1]
+        new = as_matrix(module, module.weight).double() + change
+        module.weight.copy_(new[0].t() if _is_turned(module) else new.reshape(module.weight.shape))
+
+
+def _is_turned(module: nn.Module) -> bool:
+    return type(module).__name__ == "Conv1D" and not isinstance(module, _ConvNd)
+
+
+def _patches(conv: Any, x: Tensor) -> Tensor:
+    """What the kernel covers: (samples, channels, ...) becomes (g, n, positions), in float64, with one copy."""
+    mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
+    x = F.pad(x, conv._reversed_padding_repeated_twice, mode=mode)
+    of_sample, of_channel, *inside = x.stride()
+    sides = zip(x.shape[2:], conv.kernel_size, conv.stride, conv.dilation, strict=True)
+    places = [(side - (k - 1) * d - 1) // s + 1 for side, k, s, d in sides]
+    between = [step * s for step, s in zip(inside, conv.stride, strict=True)]
+    within = [step * d for step, d in zip(inside, conv.dilation, strict=True)]
+    view = x.as_strided(
+        (x.shape[1], *conv.kernel_size, len(x), *places),
+        (of_channel, *within, of_sample, *between),
+    )
+    copied = torch.empty(view.shape, dtype=torch.float64, device=x.device).copy_(view)
+    return copied.view(conv.groups, -1, len(x) * prod(places))

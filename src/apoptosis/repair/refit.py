@@ -1,0 +1,223 @@
+"""`Refit`: layers get new weights by least squares, one after the other, so that they give what the dense ones gave.
+
+For each layer, in the order they run: what the dense layer gives (the rows that are left, before the activation) is the
+target; what the small network, mended up to here, sends into the layer is the input. Over all positions of all samples
+
+    least  Σ ‖y_dense[rows] − W' x_small − b'‖²  +  λ ‖W' − W‖²
+
+by the normal equations (`normal_equations`), streamed. With all layers before it unchanged and λ → 0, a layer that lost
+the inputs C gets  W'_K = W_K + W_C A_CK A_KK⁻¹,  A = Σ x xᵀ of the dense network: the best that K can do for C. Going
+on through the layers after it, each mends what is left of the error of those before, the head last.
+
+No labels, no gradients. Memory: one batch of activations and the n² numbers of the layers that are fitted together.
+Time: one pass over the data for each stage (layers that read the same tensor), in which both networks run as far as the
+layer: for L stages about L/2 forwards of both; and positions · n² multiplications in float64 for a layer of n inputs (a
+kernel's places counted).
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from apoptosis.errors import ConfigError, DataError, ModelError, NonFiniteError
+from apoptosis.masks import MaskPlan, masks_of
+from apoptosis.progress import track
+from apoptosis.repair.linear_maps import add_, as_matrix, as_outputs, pairs
+from apoptosis.repair.normal_equations import NormalEquations
+from apoptosis.repair.reaching import quietly, reach, shadow
+from apoptosis.repair.survey import Layer, check_are_modules, check_fits, look_around
+from apoptosis.structure import Plan, copy_with
+from apoptosis.task import Batch, Task
+
+__all__ = ["LayerFit", "Refit", "Refitted"]
+
+SCOPES = ("every", "consumers")
+
+
+@dataclass(frozen=True)
+class LayerFit:
+    """How much of the dense layer's outputs was missed, before and after: Σ‖missing‖² / Σ‖wanted‖²."""
+
+    path: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, eq=False)
+class Refitted:
+    """The mended network, its layers in the order they were fitted, and why others were left alone."""
+
+    model: nn.Module
+    layers: tuple[LayerFit, ...]
+    left_alone: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refit:
+    """A repair: new weights by least squares, layer by layer. See the module's docstring.
+
+    Attributes:
+        scope: `every` layer whose outputs are not the dense ones any more, or only `consumers`, which read removed
+            units.
+        ridge: λ, in parts of the mean square of what a layer reads.
+    """
+
+    scope: Literal["every", "consumers"] = "every"
+    ridge: float = 1e-4
+
+    def __post_init__(self) -> None:
+        if self.scope not in SCOPES:
+            raise ConfigError(f"scope={self.scope!r} was asked for; there are {', '.join(SCOPES)}.")
+        if not 0 <= self.ridge < float("inf"):
+            raise ConfigError(f"ridge={self.ridge!r} was asked for; it is a number from 0 on.")
+
+    def __call__(
+        self,
+        dense: nn.Module,
+        small: nn.Module,
+        plan: Plan | MaskPlan,
+        batches: Iterable[Batch],
+        task: Task | None = None,
+    ) -> nn.Module:
+        """A copy of `small` with fitted layers; raises what `fitted` raises."""
+        return self.fitted(dense, small, plan, batches, task).model
+
+    def fitted(
+        self,
+        dense: nn.Module,
+        small: nn.Module,
+        plan: Plan | MaskPlan,
+        batches: Iterable[Batch],
+        task: Task | None = None,
+    ) -> Refitted:
+        """The same, and how well each layer could be fitted.
+
+        Raises:
+            DataError: there are no samples.
+            ModelError: the network is a program, or no layer that should be fitted can be.
+            NonFiniteError: NaN or infinity passes a layer.
+            PlanMismatchError: the plan does not lead from `dense` to `small`.
+        """
+        check_are_modules(dense, small)
+        check_fits(dense, small, plan)
+        task = task or Task.classification()
+        dense, mended = shadow(dense), copy_with(small, {})
+        layers: list[LayerFit] = []
+        with quietly(dense, mended):
+            around = look_around(dense, mended, plan, _first(batches), task)
+            stages = [self._within_scope(stage) for stage in around.stages]
+            left_alone = dict(around.left_alone)
+            if not any(stages):
+                _refuse_if_needed(plan, left_alone)
+            for stage in track([own for own in stages if own], "refitting layers"):
+                sums = _gathered(dense, mended, stage, batches, task, left_alone)
+                layers += [self._fit_(mended, layer, own) for layer, own in sums.items()]
+        return Refitted(mended, tuple(layers), left_alone)
+
+    def _within_scope(self, stage: tuple[Layer, ...]) -> tuple[Layer, ...]:
+        return tuple(own for own in stage if self.scope == "every" or own.reads_removed)
+
+    def _fit_(self, mended: nn.Module, layer: Layer, sums: NormalEquations) -> LayerFit:
+        """Solve, and change the layer."""
+        module: Any = mended.get_submodule(layer.path)
+        if not sums.is_finite:
+            raise NonFiniteError(
+                f"Layer {layer.path!r} was to be fitted, and NaN or infinity passes it in the dense or the small "
+                "network. Look for bad values in the data, or for a network that overflows its number type."
+            )
+        change = sums.solve(self.ridge, _kept(mended, layer), has_bias=module.bias is not None)
+        add_(module, change)
+        wanted = sums.wanted or 1.0
+        return LayerFit(layer.path, sums.squares / wanted, sums.left(change) / wanted)
+
+
+def _gathered(
+    dense: nn.Module,
+    mended: nn.Module,
+    stage: tuple[Layer, ...],
+    batches: Iterable[Batch],
+    task: Task,
+    left_alone: dict[str, str],
+) -> dict[Layer, NormalEquations]:
+    """The sums of a stage over all data; layers that need no fitting, or cannot be compared, have none."""
+    there = {own.path: dense.get_submodule(own.target) for own in stage}
+    here = {own.path: mended.get_submodule(own.path) for own in stage}
+    sums = {own: NormalEquations() for own in stage}
+    for batch in batches:
+        theirs, ours = reach(dense, there, batch, task), reach(mended, here, batch, task)
+        for layer in list(sums):
+            if layer.path not in theirs or layer.path not in ours:
+                continue  # not every batch need take the same way
+            given, made = ours[layer.path]
+            if not made.numel():
+                continue
+            wanted = _wanted(layer, here[layer.path], theirs[layer.path][1])
+            found = as_outputs(here[layer.path], made)
+            if wanted.shape != found.shape:
+                left_alone[layer.path] = (
+                    f"the dense layer gives {tuple(wanted.shape)} where this one gives {tuple(found.shape)}"
+                )
+                del sums[layer]
+            elif not sums[layer].count and _is_same(wanted, found):
+                del sums[layer]
+            else:
+                _add(sums[layer], here[layer.path], given, wanted, found)
+        if not sums:
+            return sums
+    if not any(own.count for own in sums.values()):
+        raise DataError(
+            "Layers were to be fitted anew and saw no samples: the batches are empty or were used up by an earlier "
+            "loop. Give batches that can be iterated again, such as a list or a DataLoader."
+        )
+    return {layer: own for layer, own in sums.items() if own.count}
+
+
+def _wanted(layer: Layer, module: nn.Module, given: Any) -> Tensor:
+    """What the layer should give, (samples, outputs, positions), in float64."""
+    outputs = as_outputs(module, layer.wanted(given)).double()
+    if layer.rows is not None:
+        outputs = outputs.index_select(1, torch.as_tensor(layer.rows, device=outputs.device))
+    return outputs if layer.factors is None else outputs * layer.factors.to(outputs.device)
+
+
+def _is_same(wanted: Tensor, found: Tensor) -> bool:
+    """Up to the rounding of sums in another order: nothing ahead of the layer has changed."""
+    room = 64 * torch.finfo(found.dtype).eps
+    return bool((wanted - found).abs().max() <= room * wanted.abs().max())
+
+
+def _add(
+    sums: NormalEquations, module: nn.Module, given: Tensor, wanted: Tensor, found: Tensor
+) -> None:
+    sums.wanted += float(wanted.square().sum())
+    for inputs, missing in pairs(module, given, wanted - found):
+        sums.add(inputs, missing)
+
+
+def _kept(mended: nn.Module, layer: Layer) -> Tensor | None:
+    """Which weights of the layer are not masked, as (g, m, n); None where all stay."""
+    masks, name = masks_of(mended), f"{layer.path}.weight".removeprefix(".")
+    own = masks.masks.get(name) if masks is not None else None
+    module: Any = mended.get_submodule(layer.path)
+    return None if own is None else as_matrix(module, own.kept().to(module.weight.device))
+
+
+def _first(batches: Iterable[Batch]) -> Batch:
+    for batch in batches:
+        return batch
+    raise DataError(
+        "Layers were to be fitted anew and there are no batches. Give some of the data, labelled or not."
+    )
+
+
+def _refuse_if_needed(plan: Plan | MaskPlan, left_alone: dict[str, str]) -> None:
+    removes = bool(plan.tensors) if isinstance(plan, Plan) else bool(plan.masks)
+    if removes:
+        listed: Iterator[str] = (f"{path!r}: {why}" for path, why in left_alone.items())
+        raise ModelError(
+            "Layers were to be fitted anew, and none that should be can be. "
+            f"{'; '.join(listed) or 'The plan takes no inputs from any layer'}. Use the repair 'distil' instead."
+        )

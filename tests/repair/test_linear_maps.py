@@ -1,0 +1,141 @@
+"""Layers seen as matrices give what the layers give, and patches are those that plain loops cut out."""
+
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from apoptosis.repair import linear_maps
+from apoptosis.repair.linear_maps import add_, as_matrix, as_outputs, is_linear_map, pairs
+from oracles.building import built
+
+LAYERS = {
+    "linear": (lambda: nn.Linear(5, 3), (4, 5)),
+    "tokens": (lambda: nn.Linear(5, 3), (4, 2, 3, 5)),
+    "one vector": (lambda: nn.Linear(5, 3, bias=False), (5,)),
+    "turned": (lambda: Conv1D(3, 5), (4, 2, 5)),
+    "plain": (lambda: nn.Conv2d(2, 3, 3), (4, 2, 6, 5)),
+    "stride": (lambda: nn.Conv2d(2, 3, (3, 2), stride=(2, 3), bias=False), (3, 2, 7, 8)),
+    "padding": (lambda: nn.Conv2d(2, 3, 3, padding=(1, 2)), (3, 2, 4, 5)),
+    "dilation": (lambda: nn.Conv2d(2, 3, 3, dilation=(2, 1), padding=1), (3, 2, 6, 5)),
+    "groups": (lambda: nn.Conv2d(4, 6, 3, groups=2, stride=2), (3, 4, 6, 5)),
+    "depthwise": (lambda: nn.Conv2d(4, 8, 3, groups=4, padding=1), (3, 4, 5, 5)),
+    "same": (lambda: nn.Conv2d(2, 3, (4, 3), padding="same"), (3, 2, 6, 5)),
+    "valid": (lambda: nn.Conv2d(2, 3, 3, padding="valid"), (3, 2, 6, 5)),
+    "reflect": (lambda: nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"), (3, 2, 6, 5)),
+    "circular": (lambda: nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), (3, 2, 6, 5)),
+    "one dimension": (lambda: nn.Conv1d(4, 6, 3, stride=2, padding=1, groups=2), (3, 4, 9)),
+    "three": (lambda: nn.Conv3d(2, 4, (2, 3, 1), dilation=(1, 2, 1), groups=2), (2, 2, 4, 6, 3)),
+    "no batch": (lambda: nn.Conv2d(2, 3, 3), (2, 6, 5)),
+    "last in memory": (lambda: nn.Conv2d(2, 3, 3), (4, 2, 6, 5)),
+}  # fmt: skip
+
+
+def layer_and_input(name: str) -> tuple[nn.Module, Tensor]:
+    make, shape = LAYERS[name]
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    return built(make), x.contiguous(memory_format=torch.channels_last) if "memory" in name else x
+
+
+def by_loops(conv: nn.Conv2d, x: Tensor) -> Tensor:
+    """The patches of zero-padded images, number by number: (g, n + bias, positions)."""
+    (ph, pw), (kh, kw), (sh, sw), (dh, dw) = (
+        conv.padding,
+        conv.kernel_size,
+        conv.stride,
+        conv.dilation,
+    )
+    big = torch.zeros(len(x), x.shape[1], x.shape[2] + 2 * ph, x.shape[3] + 2 * pw).double()
+    big[:, :, ph : ph + x.shape[2], pw : pw + x.shape[3]] = x
+    tops = range(0, big.shape[2] - dh * (kh - 1), sh)
+    lefts = range(0, big.shape[3] - dw * (kw - 1), sw)
+    width = x.shape[1] // conv.groups
+    found = []
+    for group in range(conv.groups):
+        rows = [
+            [
+                big[n, c, top + dh * i, left + dw * j]
+                for n, top, left in product(range(len(x)), tops, lefts)
+            ]
+            for c, i, j in product(range(group * width, (group + 1) * width), range(kh), range(kw))
+        ]
+        if conv.bias is not None:
+            rows.append([torch.ones(()).double()] * len(rows[0]))
+        found.append(torch.stack([torch.stack(row) for row in rows]))
+    return torch.stack(found)
+
+
+def whole(layer: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    columns, outputs = zip(*pairs(layer, x, as_outputs(layer, y)), strict=True)
+    return torch.cat(columns, 2), torch.cat(outputs, 2)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("chunk", [1, 200, 2**22])
+def test_the_matrix_times_the_inputs_is_what_the_layer_gives(name, chunk, monkeypatch):
+    monkeypatch.setattr(linear_maps, "CHUNK", chunk)
+    layer, x = layer_and_input(name)
+    with torch.no_grad():
+        columns, outputs = whole(layer, x, layer(x))
+        matrix = as_matrix(layer, layer.weight)
+        if layer.bias is not None:
+            bias = layer.bias.view(len(matrix), -1, 1)
+            matrix = torch.cat([matrix, bias], 2)
+    torch.testing.assert_close(matrix @ columns, outputs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["plain", "stride", "padding", "dilation", "groups", "depthwise"])
+def test_patches_are_those_of_plain_loops(name):
+    conv, x = layer_and_input(name)
+    with torch.no_grad():
+        columns, _ = whole(conv, x, conv(x))
+    assert torch.equal(columns, by_loops(conv, x))
+
+
+def test_patches_of_another_stride_would_be_caught():
+    conv, x = layer_and_input("stride")
+    with torch.no_grad():
+        columns, _ = whole(conv, x, conv(x))
+    conv.stride = (3, 2)
+    other = by_loops(conv, x)
+    assert columns.shape != other.shape or not torch.equal(columns, other)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize("name", LAYERS)
+def test_what_is_added_to_the_matrix_is_added_to_the_outputs(name):
+    layer, x = layer_and_input(name)
+    with torch.no_grad():
+        before = layer(x)
+        columns, _ = whole(layer, x, before)
+        change = torch.randn(*as_matrix(layer, layer.weight).shape[:2], columns.shape[1]).double()
+        add_(layer, change)
+        _, moved = whole(layer, x, layer(x) - before)
+    torch.testing.assert_close(moved, change @ columns, rtol=1e-10, atol=1e-11)
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Marked(nn.Linear):
+    """A subclass that changes nothing of the forward."""
+
+
+@pytest.mark.parametrize(
+    ("module", "is_one"),
+    [
+        (nn.Linear(2, 2), True),
+        (Marked(2, 2), True),
+        (Doubled(2, 2), False),
+        (Conv1D(2, 2), True),
+        (nn.ConvTranspose2d(2, 2, 3), False),
+        (nn.Bilinear(2, 2, 2), False),
+    ],
+)
+def test_only_layers_with_the_known_forward_count(module, is_one):
+    assert is_linear_map(module) is is_one

@@ -1,0 +1,117 @@
+"""Streamed least squares give what torch's solver gives on all of the data at once."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from apoptosis.repair.normal_equations import NormalEquations
+
+GROUPS, OUTPUTS, INPUTS, POSITIONS = 2, 3, 5, 40
+
+
+def drawn(seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(GROUPS, INPUTS, POSITIONS, generator=generator, dtype=torch.float64)
+    r = torch.randn(GROUPS, OUTPUTS, POSITIONS, generator=generator, dtype=torch.float64)
+    return x, r
+
+
+def sums_of(x: Tensor, r: Tensor, *sizes: int) -> NormalEquations:
+    sums = NormalEquations()
+    for inputs, missing in zip(x.split(sizes, 2), r.split(sizes, 2), strict=True):
+        sums.add(inputs, missing)
+    return sums
+
+
+def by_lstsq(x: Tensor, r: Tensor, penalty: Tensor | None = None) -> Tensor:
+    """On the whole design matrix, the penalty as rows of its own, wanted to be zero."""
+    if penalty is not None:
+        x = torch.cat([x, penalty.sqrt()], 2)
+        r = torch.cat([r, r.new_zeros(*r.shape[:2], penalty.shape[2])], 2)
+    return torch.linalg.lstsq(x.mT, r.mT).solution.mT
+
+
+@pytest.mark.parametrize("sizes", [(40,), (1, 39), (10, 10, 20)])
+def test_without_a_penalty_it_is_lstsq(sizes):
+    x, r = drawn()
+    found = sums_of(x, r, *sizes).solve(0.0, has_bias=False)
+    torch.testing.assert_close(found, by_lstsq(x, r), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("ridge", [1e-4, 0.3])
+def test_the_penalty_is_relative_to_the_mean_square_and_spares_the_bias(ridge, has_bias):
+    x, r = drawn()
+    if has_bias:
+        x[:, -1] = 1
+    free = INPUTS - has_bias
+    size = ridge * x[:, :free].square().sum((1, 2)) / free
+    penalty = size[:, None, None] * torch.eye(INPUTS, dtype=torch.float64)
+    penalty[:, free:, free:] = 0
+    found = sums_of(x, r, 25, 15).solve(ridge, has_bias=has_bias)
+    torch.testing.assert_close(found, by_lstsq(x, r, penalty), rtol=1e-9, atol=1e-11)
+    assert not torch.allclose(found, by_lstsq(x, r), rtol=1e-9, atol=1e-11)
+
+
+def test_rows_keep_to_the_weights_they_have():
+    x, r = drawn()
+    kept = torch.rand(GROUPS, OUTPUTS, INPUTS, generator=torch.Generator().manual_seed(5)) < 0.6
+    kept[0, 0], kept[1, 2] = False, True
+    found = sums_of(x, r, 40).solve(0.0, kept, has_bias=False)
+    for g in range(GROUPS):
+        for m in range(OUTPUTS):
+            own = kept[g, m]
+            want = torch.zeros(INPUTS, dtype=torch.float64)
+            if own.any():
+                want[own] = torch.linalg.lstsq(x[g, own].T, r[g, m, :, None]).solution[:, 0]
+            torch.testing.assert_close(found[g, m], want, rtol=1e-10, atol=1e-12)
+
+
+def test_a_bias_is_kept_whatever_the_mask_says_of_weights():
+    x, r = drawn()
+    x[:, -1] = 1
+    nothing = torch.zeros(GROUPS, OUTPUTS, INPUTS - 1, dtype=torch.bool)
+    found = sums_of(x, r, 40).solve(0.0, nothing, has_bias=True)
+    torch.testing.assert_close(found[..., -1], r.mean(2))
+    assert not found[..., :-1].any()
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-4])
+def test_dead_and_repeated_inputs_are_no_obstacle(ridge):
+    """With a penalty a dead input gets no weight; without one the smallest of all solutions is taken."""
+    x, r = drawn()
+    x[:, 1] = 0
+    x[:, 3] = x[:, 0]
+    sums = sums_of(x, r, 40)
+    found = sums.solve(ridge, has_bias=False)
+    assert found.isfinite().all()
+    assert not found[:, :, 1].any() or found[:, :, 1].abs().max() < 1e-12
+    torch.testing.assert_close(found[:, :, 3], found[:, :, 0], rtol=1e-6, atol=1e-9)
+    best = sums.left(by_lstsq(x[:, [0, 2, 4]], r) @ torch.eye(5).double()[[0, 2, 4]])
+    assert sums.left(found) == pytest.approx(best, rel=1e-10 if not ridge else 1e-6)
+
+
+def test_inputs_that_are_all_dead_change_nothing():
+    x, r = drawn()
+    assert not sums_of(x * 0, r, 40).solve(1e-4, has_bias=False).any()
+
+
+def test_what_is_left_is_counted_from_the_sums():
+    x, r = drawn()
+    sums = sums_of(x, r, 13, 27)
+    change = torch.randn(GROUPS, OUTPUTS, INPUTS).double()
+    assert sums.left(change) == pytest.approx(float((r - change @ x).square().sum()), rel=1e-12)
+    assert (
+        sums.left(sums.solve(0.0, has_bias=False))
+        < sums.squares
+        == pytest.approx(float(r.square().sum()))
+    )
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("place", ["inputs", "missing"])
+def test_bad_numbers_are_noticed(bad, place):
+    x, r = drawn()
+    assert sums_of(x, r, 40).is_finite
+    (x if place == "inputs" else r)[0, 0, 0] = bad
+    assert not sums_of(x, r, 40).is_finite
