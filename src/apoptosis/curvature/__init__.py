@@ -2,9 +2,10 @@
 
 Start with `product.curvature_product`, the fast path, and `switches`, which says what the four kinds are. `reference`
 computes the same in another, slower way and is what the fast path is tested against; `paper` splits the paper's
-product into its terms, `diagonal`, `gradient` and `activations` are for the criteria that need no more, `gates` takes the
-curvature by factors on activations, without weights (`gate_sums`, `loss_factors`). Below them: `tangents` (the mode that carries tangents through a forward), `rules*` (one entry per operation), `fallback` (every
-other operation), `interception`, `calls` and `duals` (how operations and tensors are recognised).
+product into its terms, `diagonal`, `gradient` and `activations` are for the criteria that need no more. `gates` takes
+curvature by factors on activations instead of weights, with `gate_sums` and `loss_factors`. Below them: `tangents` (the
+mode that carries tangents through a forward), `rules*` (one entry per operation), `fallback` (every other operation),
+`interception`, `calls` and `duals` (how operations and tensors are recognised).
 
 This room knows models, batches and tasks; it knows nothing of scores, neurons or pruning.
 """
