@@ -30,7 +30,7 @@ from oracles.building import CLASSES, built, images
 from oracles.untouched import Snapshot
 
 DATA_FREE = {"magnitude", "magnitude-l2", "random"}
-OF_UNITS = {"taylor-gate", "taylor-activation"}
+OF_UNITS = {"taylor-gate", "taylor-activation", "gates"}
 OF_PARAMETERS = [name for name in CRITERIA if name not in OF_UNITS]
 READING = [name for name in CRITERIA if name not in DATA_FREE]
 
@@ -252,8 +252,10 @@ def test_names_stand_for_these_options():
         name: CRITERIA[name].score_units(model, traced(model), [images()], None)
         for name in OF_UNITS
     }
-    for name, units in forms.items():
-        assert (units.criterion, units.options["form"]) == (name, name.removeprefix("taylor-"))
+    assert (forms["gates"].criterion, forms["gates"].options["weight"]) == ("gates", 0.0)
+    for name in OF_UNITS - {"gates"}:
+        found = forms[name].criterion, forms[name].options["form"]
+        assert found == (name, name.removeprefix("taylor-"))
 
 
 def test_entries_are_named_after_themselves_and_say_what_they_are():

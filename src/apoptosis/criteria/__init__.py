@@ -7,6 +7,7 @@ into `UnitScores`. `ranking` measures how well scores rank units against the tru
 
 from apoptosis.criteria.aggregation import AGGREGATIONS, Aggregation, UnitScores, unit_scores
 from apoptosis.criteria.data_free import magnitude, random
+from apoptosis.criteria.gates import gates
 from apoptosis.criteria.oba import oba
 from apoptosis.criteria.obd import obd
 from apoptosis.criteria.ranking import spearman, unit_truth
@@ -26,6 +27,7 @@ __all__ = [
     "UnitScores",
     "find_criterion",
     "find_saliency",
+    "gates",
     "magnitude",
     "oba",
     "obd",

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from apoptosis.criteria.interactions import checked_interactions
 from apoptosis.criteria.scores import Scores
 from apoptosis.errors import ConfigError, PlanMismatchError
 from apoptosis.structure import Indices, Slice, Structure
@@ -87,6 +88,9 @@ class UnitScores:
         missing: groups of which nothing was scored: frozen parameters, or such that no gradient reaches. Planning
             leaves them alone, for nothing is known of them.
         loss: mean loss of the network over the same samples; None where no data were read.
+        interactions: what units cost together beyond the sum of their scores, where a criterion knows: symmetric
+            matrices over the units of some groups, one group after the other, keyed by the names of these groups.
+            Removing u and v costs s_u + s_v + I_uv; the diagonal is not read. A group stands in one matrix at most.
     """
 
     values: dict[str, Tensor]
@@ -95,10 +99,16 @@ class UnitScores:
     count: int = 0
     missing: tuple[str, ...] = ()
     loss: float | None = None
+    interactions: Mapping[tuple[str, ...], Tensor] = field(
+        default_factory=dict[tuple[str, ...], Tensor], repr=False
+    )
 
     def __post_init__(self) -> None:
         """Whatever numbers a criterion of one's own gives, planning gets float64 on the CPU."""
         object.__setattr__(self, "values", {n: _plain(n, own) for n, own in self.values.items()})
+        object.__setattr__(
+            self, "interactions", checked_interactions(self.interactions, self.values)
+        )
 
 
 def _plain(name: str, values: Any) -> Tensor:

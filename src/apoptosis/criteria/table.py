@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
 from types import MappingProxyType
+from typing import Any
 
 from torch import nn
 
@@ -16,6 +17,7 @@ from apoptosis.criteria.aggregation import (
     unit_scores,
 )
 from apoptosis.criteria.data_free import magnitude, random
+from apoptosis.criteria.gates import gates
 from apoptosis.criteria.oba import oba
 from apoptosis.criteria.obd import obd
 from apoptosis.criteria.saliency import SALIENCIES, Saliency, find_saliency
@@ -73,7 +75,9 @@ class Criterion:
             if aggregation is not None:
                 how = find_aggregation(aggregation).normalise
                 values = {name: normalised(own, how) for name, own in found.values.items()}
-                found = replace(found, values=values)
+                # A group's own scale is not that of what it shares with others.
+                kept = found.interactions if how == "none" else {}
+                found = replace(found, values=values, interactions=kept)
         return replace(found, criterion=self.name)
 
     def seeded(self, seed: int) -> "Criterion":
@@ -82,10 +86,11 @@ class Criterion:
         >>> CRITERIA["taylor"].seeded(3) is CRITERIA["taylor"]
         True
         """
-        score: Callable[..., Scores] | None = self.score
-        if score is None or "seed" not in signature(score).parameters:
+        score: Callable[..., Any] = self.score or self.score_units  # pyright: ignore[reportAssignmentType]
+        if "seed" not in signature(score).parameters:
             return self
-        return replace(self, score=partial(score, seed=seed))
+        seeded = partial(score, seed=seed)
+        return replace(self, score=seeded) if self.score else replace(self, score_units=seeded)
 
     def weighed(self, saliency: Saliency | str | None) -> Saliency:
         """The saliency asked for, or its own."""
@@ -113,6 +118,11 @@ _ENTRIES = (
         "taylor-activation",
         "mean over samples of |mean over positions of a ⊙ ∂ℓ/∂a|",
         score_units=partial(taylor_units, form="activation"),
+    ),
+    Criterion(
+        "gates",
+        "½ diag of Gauss-Newton by a factor on each unit, with interactions",
+        score_units=gates,
     ),
     Criterion("obd-hessian", "½ θ² diag H, by Hutchinson", partial(obd, diagonal="hessian")),
     Criterion("obd-ggn", "½ θ² diag of Gauss-Newton, by Hutchinson", partial(obd, diagonal="ggn")),

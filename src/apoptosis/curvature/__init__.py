@@ -2,9 +2,10 @@
 
 Start with `product.curvature_product`, the fast path, and `switches`, which says what the four kinds are. `reference`
 computes the same in another, slower way and is what the fast path is tested against; `paper` splits the paper's
-product into its terms, `diagonal`, `gradient` and `activations` are for the criteria that need no more. Below them:
-`tangents` (the mode that carries tangents through a forward), `rules*` (one entry per operation), `fallback` (every
-other operation), `interception`, `calls` and `duals` (how operations and tensors are recognised).
+product into its terms, `diagonal`, `gradient` and `activations` are for the criteria that need no more. `gates` takes
+curvature by factors on activations instead of weights, with `gate_sums` and `loss_factors`. Below them: `tangents` (the
+mode that carries tangents through a forward), `rules*` (one entry per operation), `fallback` (every other operation),
+`interception`, `calls` and `duals` (how operations and tensors are recognised).
 
 This room knows models, batches and tasks; it knows nothing of scores, neurons or pruning.
 """
@@ -23,6 +24,13 @@ from apoptosis.curvature import (  # noqa: F401 - importing a family registers i
 )
 from apoptosis.curvature.activations import Place, Seen, visit_activations
 from apoptosis.curvature.diagonal import curvature_diagonal
+from apoptosis.curvature.gates import (
+    GATE_FORMS,
+    Gate,
+    GateCurvature,
+    GateOptions,
+    gate_curvature,
+)
 from apoptosis.curvature.gradient import fisher_diagonal, mean_gradient
 from apoptosis.curvature.paper import PaperTerms, layer_tangents, paper_terms
 from apoptosis.curvature.problem import Curvature
@@ -32,15 +40,20 @@ from apoptosis.curvature.rules import RULES
 from apoptosis.curvature.switches import KINDS
 
 __all__ = [
+    "GATE_FORMS",
     "KINDS",
     "RULES",
     "Curvature",
+    "Gate",
+    "GateCurvature",
+    "GateOptions",
     "PaperTerms",
     "Place",
     "Seen",
     "curvature_diagonal",
     "curvature_product",
     "fisher_diagonal",
+    "gate_curvature",
     "layer_tangents",
     "mean_gradient",
     "paper_terms",

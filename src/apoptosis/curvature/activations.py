@@ -21,7 +21,7 @@ from apoptosis.errors import DataError, ModelError
 from apoptosis.progress import track
 from apoptosis.task import Batch, Task
 
-__all__ = ["Place", "Seen", "visit_activations"]
+__all__ = ["Place", "Seen", "Watched", "gradients_at", "visit_activations", "watched"]
 
 _GRADIENT = Kind("gradient", Switches(), starts_value=False, starts_tangent=True)
 
@@ -37,6 +37,9 @@ class Place:
 
 Seen: TypeAlias = Mapping[Place, tuple[Tensor, Tensor | None]]
 """Activation and gradient of the mean loss of a piece of a batch; None where no gradient comes back."""
+
+Watched: TypeAlias = dict[Place, tuple[Tensor, int]]
+"""What passed each place, in the graph, and the version it had then."""
 
 
 def visit_activations(
@@ -67,12 +70,12 @@ def visit_activations(
                 if not (size := task.count(piece)):
                     continue
                 piece = constant(piece)
-                with _watched(model, wanted) as seen:
+                with watched(model, wanted) as seen:
                     args, kwargs = task.inputs(piece)
                     outputs = task.outputs(model(*args, **kwargs))
                 start = start_backward(task, piece, outputs, None, _GRADIENT)
                 total, count = total + float(start.loss) * size, count + size
-                visit(_differentiated(seen, wanted, outputs, start.slope), piece)
+                visit(gradients_at(seen, outputs, start.slope), piece)
     if not count:
         raise DataError(
             "Asked for activations and found no samples: the batches are empty or were used up by an earlier loop. "
@@ -81,18 +84,11 @@ def visit_activations(
     return total / count, count
 
 
-def _differentiated(
-    seen: dict[Place, tuple[Tensor, int]], wanted: set[Place], outputs: Tensor, slope: Any
-) -> Seen:
-    if absent := sorted(wanted - seen.keys(), key=str):
-        raise ModelError(
-            f"The {absent[0].side} of call {absent[0].call} of module {absent[0].module!r} was to be seen, and nothing "
-            "passed there. The model must run here as it did when it was traced, and as modules: a network delivered "
-            "as a program has none."
-        )
+def gradients_at(seen: Watched, outputs: Tensor, slope: Tensor, *, again: bool = False) -> Seen:
+    """What passed each place, and the derivative of ⟨outputs, slope⟩ by it; with `again` the graph is kept."""
     tensors = [tensor for tensor, _ in seen.values()]
     found: list[Tensor | None] = list(
-        torch.autograd.grad(outputs, tensors, slope, allow_unused=True)
+        torch.autograd.grad(outputs, tensors, slope, retain_graph=again, allow_unused=True)
     )
     for place, (tensor, version) in seen.items():
         if tensor._version != version:
@@ -107,9 +103,9 @@ def _differentiated(
 
 
 @contextmanager
-def _watched(model: nn.Module, wanted: set[Place]) -> Iterator[dict[Place, tuple[Tensor, int]]]:
-    """Tensors at the places, each a node of its own in the graph, with their versions."""
-    seen: dict[Place, tuple[Tensor, int]] = {}
+def watched(model: nn.Module, wanted: set[Place]) -> Iterator[Watched]:
+    """Tensors at the places, each a node of its own in the graph; all of them must be passed inside the block."""
+    seen: Watched = {}
     modules = dict(model.named_modules())
     handles: list[Any] = []
     for path in {place.module for place in wanted}:
@@ -123,9 +119,15 @@ def _watched(model: nn.Module, wanted: set[Place]) -> Iterator[dict[Place, tuple
     finally:
         for handle in handles:
             handle.remove()
+    if absent := sorted(wanted - seen.keys(), key=str):
+        raise ModelError(
+            f"The {absent[0].side} of call {absent[0].call} of module {absent[0].module!r} was to be seen, and nothing "
+            "passed there. The model must run here as it did when it was traced, and as modules: a network delivered "
+            "as a program has none."
+        )
 
 
-def _hooks(path: str, wanted: set[Place], seen: dict[Place, tuple[Tensor, int]]) -> tuple[Any, Any]:
+def _hooks(path: str, wanted: set[Place], seen: Watched) -> tuple[Any, Any]:
     """For before and after a module's call."""
     call = 0
 
@@ -145,7 +147,7 @@ def _hooks(path: str, wanted: set[Place], seen: dict[Place, tuple[Tensor, int]])
     return before, after
 
 
-def _noted(tensor: Tensor, place: Place, seen: dict[Place, tuple[Tensor, int]]) -> Tensor:
+def _noted(tensor: Tensor, place: Place, seen: Watched) -> Tensor:
     """The tensor to go on with."""
     own = tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
     seen[place] = (own, own._version)

@@ -75,6 +75,24 @@ class Moves:
             levels = _after(levels, order[: self._fewest(levels, order, target)])
         return self._given_back(first, levels)
 
+    def prices(self, levels: Levels) -> list[float]:
+        """What each unit of each bundle's next move saves; 1 where scores are not divided by it."""
+        counts = self.counts(levels)
+        too_much = self._costing.still_too_much(counts)
+        return [
+            self._saved_per_unit(bundle, int(level), counts, too_much)
+            if level < bundle.last
+            else 1.0
+            for bundle, level in zip(self.bundles, levels, strict=True)
+        ]
+
+    def figure(self, bundle: Bundle, level: int, score: float, price: float) -> float:
+        """What decides when the move from a level on is taken, for a score of one's own."""
+        if self._selection.widths == "uniform":
+            return float(_shares_gone(bundle, level, level + 1)[0])
+        num_units = int((bundle.gone[level + 1] - bundle.gone[level]).sum())
+        return score / (price * num_units) if price > 0 else np.inf
+
     @cached_property
     def _members(self) -> tuple[NDArray[np.int64], ...]:
         """Of every member of every bundle: the bundle, its place, and where its losses begin in the last array."""
@@ -122,18 +140,30 @@ class Moves:
     ) -> NDArray[np.float64]:
         """(stop − start,): what decides when each move is taken; the lower, the sooner."""
         if self._selection.widths == "uniform":
-            gone = bundle.whole - bundle.sizes + bundle.gone[start + 1 : stop + 1]
-            return (gone / bundle.whole).mean(axis=1)
+            return _shares_gone(bundle, start, stop)
         score = np.diff(bundle.score[start : stop + 1])
         num_units = np.diff(bundle.gone[start : stop + 1], axis=0).sum(axis=1)
-        if self._selection.per == "unit" or not len(score):
-            return score / num_units
-        before, after = counts.copy(), counts.copy()
-        before[bundle.places] = bundle.sizes - bundle.gone[start]
-        after[bundle.places] = bundle.sizes - bundle.gone[start + 1]
-        places = tuple(bundle.places.tolist())
-        saved = self._costing.saved(before, after, places, too_much) / num_units[0]
+        if not len(score):
+            return score
+        saved = self._saved_per_unit(bundle, start, counts, too_much)
         return score / (saved * num_units) if saved > 0 else np.full(len(score), np.inf)
+
+    def _saved_per_unit(
+        self,
+        bundle: Bundle,
+        level: int,
+        counts: NDArray[np.int64],
+        too_much: Mapping[str, int],
+    ) -> float:
+        """What each unit of the move from a level on saves; 1 where scores are not divided by it."""
+        if self._selection.per == "unit":
+            return 1.0
+        before, after = counts.copy(), counts.copy()
+        before[bundle.places] = bundle.sizes - bundle.gone[level]
+        after[bundle.places] = bundle.sizes - bundle.gone[level + 1]
+        places = tuple(bundle.places.tolist())
+        num_units = (bundle.gone[level + 1] - bundle.gone[level]).sum()
+        return self._costing.saved(before, after, places, too_much) / num_units
 
     def _fewest(self, levels: Levels, order: NDArray[np.int64], target: float) -> int:
         """How many of the moves bring the excess down to the target; costs fall with every move."""
@@ -174,6 +204,12 @@ class Moves:
         if self._selection.widths == "uniform":
             moved = [move for move in moved if move[0] <= moved[0][0] + 1e-12]
         return [number for _, _, number in moved]
+
+
+def _shares_gone(bundle: Bundle, start: int, stop: int) -> NDArray[np.float64]:
+    """(stop − start,): the share of the units one began with that is gone after each move."""
+    gone = bundle.whole - bundle.sizes + bundle.gone[start + 1 : stop + 1]
+    return (gone / bundle.whole).mean(axis=1)
 
 
 def _after(levels: Levels, moves: NDArray[np.int64]) -> Levels:

@@ -1,5 +1,7 @@
 """`make_plan`: from unit scores and a budget to a plan."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -8,6 +10,7 @@ from apoptosis.criteria import UnitScores
 from apoptosis.errors import NonFiniteError, PlanMismatchError
 from apoptosis.planning.budget import Budget
 from apoptosis.planning.bundles import order_of
+from apoptosis.planning.joint import in_joint_order
 from apoptosis.planning.limits import Limits, limits_of, refuse, starting_point
 from apoptosis.planning.selection import Selection
 from apoptosis.structure import Plan, Structure
@@ -56,6 +59,9 @@ def plan_within(
     moves, levels = starting_point(structure, units, selection, limits)
     if moves.excess(moves.last) > 0:
         refuse(structure, units, selection, limits)
+    if units.interactions and selection.interactions == "joint":
+        units, selection = in_joint_order(units, moves, levels), replace(selection, per="unit")
+        moves, levels = starting_point(structure, units, selection, limits)
     kept: dict[str, NDArray[np.int64]] = {}
     for bundle, level in zip(moves.bundles, moves.spend(levels), strict=True):
         for name, gone in zip(bundle.names, bundle.gone[level], strict=True):
@@ -77,4 +83,10 @@ def _check_scores(structure: Structure, units: UnitScores) -> None:
             raise NonFiniteError(
                 f"{bad} of {size} scores of group {name!r} ({units.criterion}) are NaN or infinite: no ranking. "
                 "Look for NaN in the model's weights or in the data, or score in float32."
+            )
+    for groups, matrix in units.interactions.items():
+        if not bool(torch.isfinite(matrix).all()):
+            raise NonFiniteError(
+                f"Interactions of {', '.join(groups)} ({units.criterion}) are NaN or infinite. Look for NaN in the "
+                'model\'s weights or in the data, or leave them out: Selection(interactions="ignore").'
             )

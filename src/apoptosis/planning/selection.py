@@ -13,6 +13,7 @@ __all__ = ["Selection"]
 
 WIDTHS = ("global", "uniform")
 PRICES = ("unit", "cost")
+INTERACTIONS = ("joint", "ignore")
 WHOLE_HEADS = ("head", "kv_head", "query_head")
 """Kinds that rounding leaves alone: what reaches the hardware is their number times their width."""
 
@@ -26,6 +27,8 @@ class Selection:
             inside each.
         per: what a score is divided by in a global ranking: `unit` (nothing), or `cost` (what removing the unit saves
             of what the budget counts, MACs for `flops`, at the sizes that the others have by then).
+        interactions: `joint` takes units one after the other, each at what it costs after those that went before it,
+            where scores say what units cost each other; `ignore` ranks every unit as if it went alone.
         kinds: only groups of these kinds; all unless given.
         names: only groups whose names fit; `!pattern` protects. As `Structure.choose`.
         shares: share kept of each group that fits a pattern, rounded to whole units; the budget is then met by the
@@ -37,6 +40,7 @@ class Selection:
 
     widths: str = "global"
     per: str = "cost"
+    interactions: str = "joint"
     kinds: tuple[str, ...] | None = None
     names: tuple[str, ...] = ("*",)
     shares: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -47,6 +51,7 @@ class Selection:
     def __post_init__(self) -> None:
         _one_of("widths", self.widths, WIDTHS)
         _one_of("per", self.per, PRICES)
+        _one_of("interactions", self.interactions, INTERACTIONS)
         for option in ("round_to", "floor"):
             value = getattr(self, option)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:

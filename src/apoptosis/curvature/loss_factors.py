@@ -1,0 +1,163 @@
+"""The Hessian of the loss by a sample's outputs as a sum of squares: H_n = Σ_k b_nk b_nkᵀ.
+
+A backward with the cotangents b_1k … b_Nk serves all samples at once: what is quadratic in H costs one for each k.
+Where the task shows its predictions as rows of logits (`task.rows`) and the loss is their cross-entropy, with
+p = softmax(z) of each row,
+
+    exact     b_k = √p_k (e_k − p),           one k per class and row:  Σ_k b_k b_kᵀ = diag p − p pᵀ, no labels needed;
+    sampled   b = (p − e_y) / √draws, y ~ p,  drawn for all rows of a sample at once: E[b bᵀ] is H, with no cross terms
+              between rows, which are independent.
+
+For any other loss H is taken from its second derivative, up to `EXACT_COLUMNS` outputs per sample: H = Q Λ Qᵀ and
+b_k = √λ_k q_k. The loss is a mean over predictions; factors here are those of the sum.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from apoptosis.curvature.problem import start_backward
+from apoptosis.curvature.switches import KINDS
+from apoptosis.errors import ConfigError, LossError
+from apoptosis.task import Batch, Task
+
+__all__ = ["EXACT_COLUMNS", "DEFAULT_DRAWS", "LossFactors"]
+
+EXACT_COLUMNS = 32
+"""Exact factors up to so many numbers (classes × predictions) per sample: each costs a backward."""
+DEFAULT_DRAWS = 8
+"""Backwards for more than that."""
+
+
+class LossFactors:
+    """Factors for the pieces of a data set, one after the other.
+
+    Holds the random numbers of the draws, and whether the loss was found to be the cross-entropy of its rows.
+    """
+
+    def __init__(self, task: Task, draws: int | None, seed: int) -> None:
+        """`draws`: so many, whatever it would cost to be exact; None: exact where that is cheap."""
+        self._task = task
+        self._draws = draws
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+        self._by_rows: bool | None = None if task.rows is not None else False
+
+    def of(self, outputs: Tensor, piece: Batch, num: int, *, labelled: bool) -> Iterator[Tensor]:
+        """Cotangents, each of the shape of `outputs` (detached) of `num` samples."""
+        if self._by_rows is None and labelled:
+            self._by_rows = _is_cross_entropy(self._task, outputs, piece)
+        if self._by_rows is False and labelled:
+            return self._own(outputs, piece, num)
+        return self._of_rows(_Rows.of(self._task, outputs, piece), num)
+
+    def count(self, outputs: Tensor, piece: Batch) -> int:
+        """Predictions that count, where there are no labels to say so."""
+        counted = _Rows.of(self._task, outputs, piece).counted
+        return int(counted.sum())
+
+    def _of_rows(self, rows: "_Rows", num: int) -> Iterator[Tensor]:
+        num_rows, num_classes = rows.p.shape
+        each = num_rows // num if num_rows % num == 0 else num_rows
+        if self._draws is None and each * num_classes <= EXACT_COLUMNS:
+            yield from rows.exact(each)
+        else:
+            draws = self._draws or DEFAULT_DRAWS
+            for _ in range(draws):
+                yield rows.drawn(self._generator(rows.p.device)) / draws**0.5
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+        return self._generators[device]
+
+    def _own(self, outputs: Tensor, piece: Batch, num: int) -> Iterator[Tensor]:
+        """From the loss itself, whatever it is."""
+        each = outputs.numel() // num
+        if each > EXACT_COLUMNS or self._draws is not None:
+            raise ConfigError(
+                f"The curvature of the loss was asked for, of {each} outputs per sample; more than {EXACT_COLUMNS} are "
+                "sampled, and labels can be drawn only where the loss is the cross-entropy of logits that `task.rows` "
+                "shows. Use such a task, or leave `draws` unset for a loss of few outputs."
+            )
+        hessian = _hessians(self._task, outputs, piece, num)
+        values, vectors = torch.linalg.eigh(hessian)
+        if bool((values.amin() < -1e-6 * values.abs().amax()).item()):
+            raise LossError(
+                "The loss is not convex in the outputs (its Hessian has negative eigenvalues), so it is no sum of "
+                "squares. Use a convex loss of the outputs, such as cross-entropy."
+            )
+        factors = vectors * values.clamp(min=0).sqrt()[:, None, :]
+        for k in range(each):
+            yield factors[:, :, k].reshape(outputs.shape).to(outputs.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Predictions: the leaf that stands for the outputs, its rows of logits (rows, classes), and their p in float64."""
+
+    leaf: Tensor
+    logits: Tensor
+    p: Tensor
+    counted: Tensor
+
+    @classmethod
+    def of(cls, task: Task, outputs: Tensor, piece: Batch) -> "_Rows":
+        if task.rows is None:
+            raise ConfigError(
+                "The curvature of the loss was asked for without labels, and the task does not say which logits make "
+                "up a prediction. Give labels, or a task with `rows`."
+            )
+        leaf = outputs.detach().requires_grad_()
+        logits, counted = task.rows(leaf, piece)
+        p = logits.detach().double().softmax(1)
+        return cls(leaf, logits, p, torch.ones_like(p[:, 0]) if counted is None else counted.to(p))
+
+    def exact(self, each: int) -> Iterator[Tensor]:
+        """b_k of one row of every sample, row by row and class by class."""
+        place = torch.arange(len(self.p), device=self.p.device) % each
+        for row in range(each):
+            root = (self.counted * (place == row))[:, None] * self.p.sqrt()
+            for k in range(self.p.shape[1]):
+                column = -self.p * root[:, k : k + 1]
+                column[:, k] += root[:, k]
+                yield self._pulled(column)
+
+    def drawn(self, generator: torch.Generator) -> Tensor:
+        """p − e_y of all rows."""
+        labels = torch.multinomial(self.p, 1, generator=generator)
+        return self._pulled(
+            self.counted[:, None] * (self.p - torch.zeros_like(self.p).scatter_(1, labels, 1.0))
+        )
+
+    def _pulled(self, column: Tensor) -> Tensor:
+        """A cotangent of the rows as one of the outputs."""
+        return torch.autograd.grad(
+            self.logits, self.leaf, column.to(self.logits.dtype), retain_graph=True
+        )[0]
+
+
+def _hessians(task: Task, outputs: Tensor, piece: Batch, num: int) -> Tensor:
+    """(num, d, d) in float64: of the summed loss, by the d outputs of each sample."""
+    each, count, columns = outputs.numel() // num, task.count(piece), list[Tensor]()
+    for k in range(each):
+        unit = torch.zeros(num, each, dtype=outputs.dtype, device=outputs.device)
+        unit[:, k] = 1
+        start = start_backward(task, piece, outputs, unit.reshape(outputs.shape), KINDS["ggn"])
+        columns.append(start.on_value.reshape(num, each).double() * count)
+    return torch.stack(columns, 2)
+
+
+def _is_cross_entropy(task: Task, outputs: Tensor, piece: Batch) -> bool:
+    """Whether the loss's own Hessian is diag p − p pᵀ: labels may be smoothed, but a temperature makes another."""
+    rows = _Rows.of(task, outputs, piece)
+    generator = torch.Generator().manual_seed(0)
+    probe = torch.randn(outputs.shape, generator=generator, dtype=torch.float64).to(outputs)
+    own = start_backward(task, piece, outputs, probe, KINDS["ggn"]).on_value * task.count(piece)
+    on_rows = task.rows(probe, piece)[0].double() if task.rows is not None else probe.double()
+    centred = on_rows - (rows.p * on_rows).sum(1, keepdim=True)
+    want = rows._pulled(rows.counted[:, None] * rows.p * centred)
+    tolerance = 1e3 * torch.finfo(outputs.dtype).eps
+    return bool(((own - want).norm() <= tolerance * want.norm() + 1e-12).item())
