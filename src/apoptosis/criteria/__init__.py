@@ -10,6 +10,7 @@ from apoptosis.criteria.data_free import magnitude, random
 from apoptosis.criteria.gates import gates
 from apoptosis.criteria.oba import oba
 from apoptosis.criteria.obd import obd
+from apoptosis.criteria.obs import obs_units
 from apoptosis.criteria.ranking import spearman, unit_truth
 from apoptosis.criteria.saliency import SALIENCIES, Saliency, find_saliency, saliencies
 from apoptosis.criteria.scores import Scores
@@ -31,6 +32,7 @@ __all__ = [
     "magnitude",
     "oba",
     "obd",
+    "obs_units",
     "random",
     "saliencies",
     "spearman",

@@ -20,6 +20,7 @@ from apoptosis.criteria.data_free import magnitude, random
 from apoptosis.criteria.gates import gates
 from apoptosis.criteria.oba import oba
 from apoptosis.criteria.obd import obd
+from apoptosis.criteria.obs import obs_units
 from apoptosis.criteria.saliency import SALIENCIES, Saliency, find_saliency
 from apoptosis.criteria.scores import Scores
 from apoptosis.criteria.taylor import taylor, taylor_units
@@ -123,6 +124,11 @@ _ENTRIES = (
         "gates",
         "½ diag of Gauss-Newton by a factor on each unit, with interactions",
         score_units=gates,
+    ),
+    Criterion(
+        "obs",
+        "what a unit costs when its readers are refitted, along the cheapest path",
+        score_units=obs_units,
     ),
     Criterion("obd-hessian", "½ θ² diag H, by Hutchinson", partial(obd, diagonal="hessian")),
     Criterion("obd-ggn", "½ θ² diag of Gauss-Newton, by Hutchinson", partial(obd, diagonal="ggn")),

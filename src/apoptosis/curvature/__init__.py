@@ -32,6 +32,8 @@ from apoptosis.curvature.gates import (
     gate_curvature,
 )
 from apoptosis.curvature.gradient import fisher_diagonal, mean_gradient
+from apoptosis.curvature.layer_moments import Moments, layer_moments
+from apoptosis.curvature.linear_maps import as_matrix, is_linear_map
 from apoptosis.curvature.paper import PaperTerms, layer_tangents, paper_terms
 from apoptosis.curvature.problem import Curvature
 from apoptosis.curvature.product import curvature_product
@@ -47,13 +49,17 @@ __all__ = [
     "Gate",
     "GateCurvature",
     "GateOptions",
+    "Moments",
     "PaperTerms",
     "Place",
     "Seen",
+    "as_matrix",
     "curvature_diagonal",
     "curvature_product",
     "fisher_diagonal",
     "gate_curvature",
+    "is_linear_map",
+    "layer_moments",
     "layer_tangents",
     "mean_gradient",
     "paper_terms",

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from apoptosis.curvature.problem import start_backward
 from apoptosis.curvature.switches import KINDS
-from apoptosis.errors import ConfigError, LossError
+from apoptosis.errors import ConfigError, LossError, NonFiniteError
 from apoptosis.task import Batch, Task
 
 __all__ = ["EXACT_COLUMNS", "DEFAULT_DRAWS", "LossFactors"]
@@ -113,6 +113,11 @@ class _Rows:
         leaf = outputs.detach().requires_grad_()
         logits, counted = task.rows(leaf, piece)
         p = logits.detach().double().softmax(1)
+        if not bool(p.isfinite().all()):
+            raise NonFiniteError(
+                "Predictions of a batch are NaN. Check its inputs for NaN, and the model's weights; in half precision "
+                "try float32."
+            )
         return cls(leaf, logits, p, torch.ones_like(p[:, 0]) if counted is None else counted.to(p))
 
     def exact(self, each: int) -> Iterator[Tensor]:

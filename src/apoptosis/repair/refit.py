@@ -22,10 +22,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from apoptosis.curvature.linear_maps import add_, as_matrix, as_outputs, pairs
 from apoptosis.errors import ConfigError, DataError, ModelError, NonFiniteError
 from apoptosis.masks import MaskPlan, masks_of
 from apoptosis.progress import track
-from apoptosis.repair.linear_maps import add_, as_matrix, as_outputs, pairs
 from apoptosis.repair.normal_equations import NormalEquations
 from apoptosis.repair.reaching import quietly, reach, shadow
 from apoptosis.repair.survey import Layer, check_are_modules, check_fits, look_around

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from apoptosis.curvature.linear_maps import input_dim, is_linear_map, output_dim
 from apoptosis.errors import ModelError, PlanMismatchError
 from apoptosis.masks import MaskPlan
-from apoptosis.repair.linear_maps import input_dim, is_linear_map, output_dim
 from apoptosis.repair.reaching import run
 from apoptosis.structure import CutProgram, Indices, Plan
 from apoptosis.task import Batch, Task

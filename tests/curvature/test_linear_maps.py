@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from apoptosis.repair import linear_maps
-from apoptosis.repair.linear_maps import add_, as_matrix, as_outputs, is_linear_map, pairs
+from apoptosis.curvature import linear_maps
+from apoptosis.curvature.linear_maps import add_, as_matrix, as_outputs, is_linear_map, pairs
 from oracles.building import built
 
 LAYERS = {

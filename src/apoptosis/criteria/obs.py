@@ -1,0 +1,151 @@
+"""Optimal Brain Surgeon of whole units: what one costs when the layers that read it are refitted.
+
+Of every layer that reads a group, `layer_moments` gives A, the second moment of its inputs, and S, that of its outputs'
+gradients; an error E of its weights costs about ½ tr(S E A Eᵀ). Taking units away and refitting what is left of the
+weights costs ½ tr(S W_Q (A⁻¹_QQ)⁻¹ W_Qᵀ), and `elimination` finds a path: who goes first, who next once the others have
+taken over, and at what price. Prices of all layers are in units of the loss, so that paths can be merged.
+
+A score is the price at a unit's turn, the largest so far along the path. So the criterion is for networks that are
+repaired afterwards by `refit`; as they are cut, others keep more.
+"""
+
+from collections.abc import Iterable, Iterator
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from apoptosis.criteria.aggregation import UnitScores
+from apoptosis.criteria.elimination import Reader, eliminate
+from apoptosis.criteria.taylor import gate_sites
+from apoptosis.curvature import Moments, as_matrix, is_linear_map, layer_moments
+from apoptosis.errors import ModelError
+from apoptosis.modes import in_eval_mode
+from apoptosis.progress import track
+from apoptosis.structure import Group, Site, Structure
+from apoptosis.task import Batch, Task
+
+__all__ = ["obs_units"]
+
+
+def obs_units(  # noqa: PLR0913 - what every criterion takes, and a word on each of its own choices
+    model: nn.Module,
+    structure: Structure,
+    batches: Iterable[Batch],
+    task: Task | None = None,
+    *,
+    ridge: float = 1e-4,
+    draws: int = 1,
+    seed: int = 0,
+    micro_batch: int | None = None,
+) -> UnitScores:
+    """What units cost along the cheapest path with refits, in eval mode. No labels are needed.
+
+    Args:
+        model: the one that `structure` describes, as modules; nothing of it changes.
+        structure: its groups and their sites.
+        batches: data to score on.
+        task: what a batch is and what its loss is; classification unless said.
+        ridge: added to the diagonal of A, in parts of its mean.
+        draws: of labels from the network's own predictions, per sample.
+        seed: for the draws.
+        micro_batch: at most so many samples at once, to bound memory.
+
+    Returns:
+        Scores of every group that linear layers alone read, each called once; the others are `missing`.
+
+    Raises:
+        ModelError: there is no such group.
+    """
+    task = task or Task.classification()
+    readers = {group.name: _readers(model, group) for group in structure.groups}
+    layers = sorted({site.module for sites in readers.values() for site in sites})
+    if not layers:
+        raise ModelError(
+            "No group is read by linear layers alone, so there is nothing that could be refitted. A network delivered "
+            "as a program has no layers; score it by a criterion of parameters, such as `oba`."
+        )
+    with in_eval_mode(model):
+        moments, count = layer_moments(
+            model, batches, task, layers, draws=draws, seed=seed, micro_batch=micro_batch
+        )
+    prepared = _Prepared(model, moments, ridge)
+    values: dict[str, Tensor] = {}
+    for group in track(structure.groups, "refitting without units"):
+        sites = readers[group.name]
+        if sites and all(site.module in moments for site in sites):
+            own = [reader for site in sites for reader in prepared.readers(site)]
+            values[group.name] = eliminate(own, group.size).scores()
+    return UnitScores(
+        values,
+        "obs",
+        {"ridge": ridge, "draws": draws, "seed": seed},
+        count,
+        tuple(group.name for group in structure.groups if group.name not in values),
+    )
+
+
+def _readers(model: nn.Module, group: Group) -> list[Site]:
+    """Where the group is read, if only linear layers read it, each at its one call and each unit in one place."""
+    sites = gate_sites(model, group)
+    modules = dict(model.named_modules())
+    are_once = len({site.module for site in sites}) == len(sites)
+    fit = are_once and all(_is_reader(modules[site.module], site) for site in sites)
+    return sites if fit else []
+
+
+def _is_reader(module: nn.Module, site: Site) -> bool:
+    if site.side != "input" or site.call or not is_linear_map(module):
+        return False
+    owners = site.indices // _channels(module)
+    return bool((owners == owners[:, :1]).all())  # no unit is spread over groups of channels
+
+
+def _channels(module: Any) -> int:
+    """Inputs of one group of channels."""
+    return module.in_channels // module.groups if isinstance(module, _ConvNd) else 2**62
+
+
+class _Prepared:
+    """Inverses and weighted weights of layers, for several groups that they read."""
+
+    def __init__(self, model: nn.Module, moments: dict[str, Moments], ridge: float) -> None:
+        self._model, self._moments, self._ridge = model, moments, ridge
+
+    def readers(self, site: Site) -> Iterator[Reader]:
+        """One for each group of channels of the layer, with those units that it reads."""
+        module: Any = self._model.get_submodule(site.module)
+        own = self._moments[site.module]
+        weight = as_matrix(module, module.weight.detach()).double().cpu()
+        if module.bias is not None:
+            bias = module.bias.detach().double().cpu().reshape(*weight.shape[:2], 1)
+            weight = torch.cat([weight, bias], 2)
+        kernel = prod(module.kernel_size) if isinstance(module, _ConvNd) else 1
+        num_channels = _channels(module)
+        for number in range(len(weight)):
+            units = np.flatnonzero(site.indices[:, 0] // num_channels == number)
+            if len(units):
+                channels = torch.from_numpy(site.indices[units] % num_channels)
+                columns = (channels[:, :, None] * kernel + torch.arange(kernel)).flatten(1)
+                yield Reader(
+                    self._inverse(own.inputs[number], has_bias=module.bias is not None),
+                    _root(own.outputs[number]) @ weight[number],
+                    torch.from_numpy(units),
+                    columns,
+                )
+
+    def _inverse(self, moment: Tensor, *, has_bias: bool) -> Tensor:
+        """(A + λ I)⁻¹ without a penalty on the constant; an input that is always zero gets λ alone."""
+        moment = moment.clone()
+        free = moment.diagonal()[: len(moment) - has_bias]
+        free += max(self._ridge * float(free.mean()), torch.finfo(torch.float64).tiny)
+        return torch.cholesky_inverse(torch.linalg.cholesky(moment))
+
+
+def _root(moment: Tensor) -> Tensor:
+    """R with Rᵀ R = S."""
+    values, vectors = torch.linalg.eigh(moment)
+    return values.clamp_min(0).sqrt()[:, None] * vectors.T

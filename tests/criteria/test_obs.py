@@ -1,0 +1,133 @@
+"""`obs`: prices of units with refits, against networks that are refitted by hand."""
+
+import pytest
+import torch
+from torch import nn
+
+import apoptosis as ap
+from apoptosis.criteria import CRITERIA, obs_units
+from apoptosis.curvature import layer_moments
+from apoptosis.errors import ModelError
+from apoptosis.structure import trace
+
+TASK = ap.Task.classification()
+
+
+def mlp(bias: bool = True) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5, bias=bias), nn.ReLU(), nn.Linear(5, 3)
+    ).double()
+
+
+def inputs(num: int = 64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(num, 4, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_first_price_is_the_loss_of_the_best_refit(bias):
+    """½ tr(S E A Eᵀ) of least squares on the hidden activations themselves, for every unit; the least is first."""
+    model, x = mlp(bias), inputs()
+    with torch.no_grad():
+        hidden = model[:2](x)
+    design = torch.cat([hidden, torch.ones(len(x), int(bias), dtype=x.dtype)], 1)
+    target = design @ torch.cat([model[2].weight.T, *([model[2].bias[None]] if bias else [])])
+    moments, _ = layer_moments(model, [x], TASK, ["2"])
+    prices = []
+    for unit in range(6):
+        stay = [i for i in range(design.shape[1]) if i != unit]
+        new = torch.linalg.lstsq(design[:, stay], target).solution
+        error = (target - design[:, stay] @ new).detach()
+        prices.append(0.5 * float(((error @ moments["2"].outputs[0]) * error).sum()) / len(x))
+    found = obs_units(model, trace(model, x[:1]), [x], ridge=0.0).values["0"]
+    assert int(found.argmin()) == prices.index(min(prices))
+    assert float(found.min()) == pytest.approx(min(prices), rel=1e-6)
+
+
+def test_all_prices_add_up_to_the_loss_of_reading_nothing():
+    """Without a bias: E = W, so ½ tr(S W A Wᵀ)."""
+    model, x = mlp(bias=False), inputs()
+    moments, _ = layer_moments(model, [x], TASK, ["2"])
+    own, weight = moments["2"], model[2].weight.detach()
+    whole = 0.5 * float(torch.trace(own.outputs[0] @ weight @ own.inputs[0] @ weight.T))
+    values = obs_units(model, trace(model, x[:1]), [x], ridge=0.0).values["0"]
+    # Scores rise along the path, so their sum is no less; equal where prices rise by themselves.
+    assert float(values.sum()) >= whole * (1 - 1e-9)
+    assert float(values.sum()) < 2 * whole
+
+
+def test_a_unit_that_another_can_stand_in_for_is_free():
+    model, x = mlp(), inputs()
+    with torch.no_grad():
+        model[0].weight[3] = 2 * model[0].weight[1]
+        model[0].bias[3] = 2 * model[0].bias[1]
+    values = obs_units(model, trace(model, x[:1]), [x], ridge=1e-9).values["0"]
+    assert int(values.argmin()) in (1, 3)
+    assert float(values.min()) < 1e-6 * float(values.max())
+
+
+class Net(nn.Module):
+    """A stream with two readers, a grouped convolution and a depthwise one on the way."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.left, self.right = nn.Conv2d(8, 6, 3, padding=1), nn.Conv2d(8, 6, 1)
+        self.grouped = nn.Conv2d(6, 8, 3, groups=2)
+        self.depthwise = nn.Conv2d(8, 8, 3, groups=8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = self.stem(x).relu()
+        x = (self.left(x) + self.right(x)).relu()
+        x = self.depthwise(self.grouped(x).relu()).relu()
+        return self.head(x.mean((2, 3)))
+
+
+def test_every_group_with_linear_readers_has_prices():
+    torch.manual_seed(0)
+    model, x = Net(), torch.randn(8, 3, 9, 9)
+    structure = trace(model, x[:1])
+    found = obs_units(model, structure, [x])
+    assert set(found.values) | set(found.missing) == {group.name for group in structure.groups}
+    assert {"stem"} <= set(found.values)
+    for name, own in found.values.items():
+        assert own.shape == (structure[name].size,)
+        assert bool((own >= 0).all())
+        assert len(own.unique()) == len(own)
+
+
+def test_it_prunes_and_refit_mends_what_it_removed():
+    """Together they lose less of the outputs than magnitudes with the same repair."""
+    torch.manual_seed(0)
+    model, x = Net().eval(), torch.randn(64, 3, 9, 9)
+    with torch.no_grad():
+        want = model(x)
+    lost = {}
+    for name in ("obs", "random"):
+        outcome = ap.prune(
+            model, [x], ap.Budget(units=0.6), criterion=name, steps=1, repair=["refit"]
+        )
+        with torch.no_grad():
+            lost[name] = float((outcome.model(x) - want).square().mean())
+    assert lost["obs"] < lost["random"]
+
+
+def test_what_nobody_could_refit_is_refused():
+    class Program(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Parameter(torch.randn(5, 4))
+            self.second = nn.Parameter(torch.randn(3, 5))
+
+        def forward(self, x):
+            return (x @ self.first.T).relu() @ self.second.T
+
+    model, x = Program(), torch.randn(6, 4)
+    with pytest.raises(ModelError, match="No group is read by linear layers alone"):
+        obs_units(model, trace(model, x[:1]), [x])
+
+
+def test_it_stands_in_the_table():
+    assert CRITERIA["obs"].score_units is obs_units

@@ -1,0 +1,138 @@
+"""Moments of layers against sums over samples, positions and classes, written out."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from apoptosis.curvature import layer_moments
+from apoptosis.errors import DataError, NonFiniteError
+from apoptosis.task import Task
+
+TASK = Task.classification()
+
+
+def small_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.Tanh(),
+        nn.Conv2d(4, 6, 3, stride=2, groups=2, bias=False),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(24, 3),
+    ).double()
+
+
+def data(num: int = 6, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(num, 2, 6, 5, generator=generator, dtype=torch.float64)
+    return x, torch.randint(3, (num,), generator=generator)
+
+
+def inputs_by_hand(conv: nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
+    """A, patch by patch."""
+    x = F.pad(x, (conv.padding[1], conv.padding[1], conv.padding[0], conv.padding[0]))
+    per, (kh, kw), (sh, sw) = x.shape[1] // conv.groups, conv.kernel_size, conv.stride
+    total = [0.0] * conv.groups
+    for sample in x:
+        for group in range(conv.groups):
+            own = sample[group * per : (group + 1) * per]
+            for i in range(0, x.shape[2] - kh + 1, sh):
+                for j in range(0, x.shape[3] - kw + 1, sw):
+                    patch = own[:, i : i + kh, j : j + kw].flatten()
+                    if conv.bias is not None:
+                        patch = torch.cat([patch, torch.ones(1, dtype=patch.dtype)])
+                    total[group] = total[group] + torch.outer(patch, patch)
+    return torch.stack(total) / len(x)
+
+
+def test_inputs_are_patches_of_every_position():
+    model, (x, y) = small_net(), data()
+    found, num = layer_moments(model, [(x, y)], TASK, ["0", "2", "5"])
+    assert num == 6
+    with torch.no_grad():
+        hidden = model[:2](x)
+        flat = model[:5](x)
+    torch.testing.assert_close(found["0"].inputs, inputs_by_hand(model[0], x))
+    torch.testing.assert_close(found["2"].inputs, inputs_by_hand(model[2], hidden))
+    wide = torch.cat([flat, torch.ones(6, 1, dtype=flat.dtype)], 1)
+    torch.testing.assert_close(found["5"].inputs[0], wide.T @ wide / 6)
+
+
+def outputs_by_hand(model: nn.Sequential, layer: int, x: torch.Tensor) -> torch.Tensor:
+    """S in expectation over labels: Σ_y p_y s_y s_yᵀ of the gradients of −log p_y, sample by sample."""
+    groups = getattr(model[layer], "groups", 1)
+    total = 0.0
+    for sample in x:
+        with torch.no_grad():
+            y = model[: layer + 1](sample[None])
+        y.requires_grad_()
+        logs = model[layer + 1 :](y).log_softmax(1)[0]
+        for log in logs:
+            (slope,) = torch.autograd.grad(-log, y, retain_graph=True)
+            by = slope.flatten(2)[0] if slope.dim() > 2 else slope.T
+            by = by.detach().reshape(groups, -1, by.shape[-1])
+            total = total + float(log.detach().exp()) * by @ by.mT / by.shape[2]
+    return total / len(x)
+
+
+@pytest.mark.parametrize("layer", [0, 2, 5])
+def test_outputs_approach_the_mean_over_labels(layer):
+    model, (x, y) = small_net(), data(num=8)
+    found, _ = layer_moments(model, [(x, y)], TASK, [str(layer)], draws=2000)
+    want = outputs_by_hand(model, layer, x)
+    got = found[str(layer)].outputs
+    assert float((got - want).norm() / want.norm()) < 0.06  # about 1/√(2000 · 8) · a few
+
+
+def test_the_oracle_of_outputs_can_fail():
+    model, (x, y) = small_net(), data(num=8)
+    found, _ = layer_moments(model, [(x, y)], TASK, ["2"], draws=2000)
+    want = outputs_by_hand(model, 2, x)
+    positions = 4  # a sum over positions in the place of the mean
+    assert float((found["2"].outputs * positions - want).norm() / want.norm()) > 1
+
+
+def test_batches_do_not_matter_and_labels_are_not_needed():
+    model, (x, y) = small_net(), data()
+    whole, _ = layer_moments(model, [(x, y)], TASK, ["0", "2"])
+    for batches in ([(x[:2], y[:2]), (x[2:], y[2:])], [x[:5], x[5:]]):
+        parts, _ = layer_moments(model, batches, TASK, ["0", "2"])
+        for path in whole:
+            torch.testing.assert_close(parts[path].inputs, whole[path].inputs)
+
+
+def test_the_model_and_random_numbers_stay_as_they_were():
+    model, (x, y) = small_net(), data()
+    before = [p.detach().clone() for p in model.parameters()]
+    state = torch.get_rng_state()
+    layer_moments(model, [(x, y)], TASK, ["0"])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert all(p.grad is None for p in model.parameters())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_layers_that_the_outputs_do_not_depend_on_are_left_out():
+    class Aside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(3, 2), nn.Linear(3, 2)
+
+        def forward(self, x):
+            self.unused(x)
+            return self.used(x)
+
+    found, _ = layer_moments(Aside(), [torch.randn(4, 3)], TASK, ["used", "unused"])
+    assert set(found) == {"used"}
+
+
+def test_bad_values_and_no_data_are_refused():
+    model, (x, y) = small_net(), data()
+    with pytest.raises(DataError, match="no samples"):
+        layer_moments(model, [], TASK, ["0"])
+    x[0, 0, 0, 0] = float("nan")
+    for batch in ((x, y), x):
+        with pytest.raises(NonFiniteError, match=r"[Nn]a[Nn]"):
+            layer_moments(model, [batch], TASK, ["0"])
