@@ -33,7 +33,7 @@ def test_the_first_price_is_the_loss_of_the_best_refit(bias):
         hidden = model[:2](x)
     design = torch.cat([hidden, torch.ones(len(x), int(bias), dtype=x.dtype)], 1)
     target = design @ torch.cat([model[2].weight.T, *([model[2].bias[None]] if bias else [])])
-    moments, _ = layer_moments(model, [x], TASK, ["2"])
+    moments = layer_moments(model, [x], TASK, ["2"]).layers
     prices = []
     for unit in range(6):
         stay = [i for i in range(design.shape[1]) if i != unit]
@@ -48,7 +48,7 @@ def test_the_first_price_is_the_loss_of_the_best_refit(bias):
 def test_all_prices_add_up_to_the_loss_of_reading_nothing():
     """Without a bias: E = W, so ½ tr(S W A Wᵀ)."""
     model, x = mlp(bias=False), inputs()
-    moments, _ = layer_moments(model, [x], TASK, ["2"])
+    moments = layer_moments(model, [x], TASK, ["2"]).layers
     own, weight = moments["2"], model[2].weight.detach()
     whole = 0.5 * float(torch.trace(own.outputs[0] @ weight @ own.inputs[0] @ weight.T))
     values = obs_units(model, trace(model, x[:1]), [x], ridge=0.0).values["0"]

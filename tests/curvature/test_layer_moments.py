@@ -49,8 +49,10 @@ def inputs_by_hand(conv: nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
 
 def test_inputs_are_patches_of_every_position():
     model, (x, y) = small_net(), data()
-    found, num = layer_moments(model, [(x, y)], TASK, ["0", "2", "5"])
-    assert num == 6
+    measured = layer_moments(model, [(x, y)], TASK, ["0", "2", "5"])
+    found = measured.layers
+    assert measured.count == 6
+    assert measured.loss == pytest.approx(float(F.cross_entropy(model(x), y).detach()))
     with torch.no_grad():
         hidden = model[:2](x)
         flat = model[:5](x)
@@ -80,7 +82,7 @@ def outputs_by_hand(model: nn.Sequential, layer: int, x: torch.Tensor) -> torch.
 @pytest.mark.parametrize("layer", [0, 2, 5])
 def test_outputs_approach_the_mean_over_labels(layer):
     model, (x, y) = small_net(), data(num=8)
-    found, _ = layer_moments(model, [(x, y)], TASK, [str(layer)], draws=2000)
+    found = layer_moments(model, [(x, y)], TASK, [str(layer)], draws=2000).layers
     want = outputs_by_hand(model, layer, x)
     got = found[str(layer)].outputs
     assert float((got - want).norm() / want.norm()) < 0.06  # about 1/√(2000 · 8) · a few
@@ -88,7 +90,7 @@ def test_outputs_approach_the_mean_over_labels(layer):
 
 def test_the_oracle_of_outputs_can_fail():
     model, (x, y) = small_net(), data(num=8)
-    found, _ = layer_moments(model, [(x, y)], TASK, ["2"], draws=2000)
+    found = layer_moments(model, [(x, y)], TASK, ["2"], draws=2000).layers
     want = outputs_by_hand(model, 2, x)
     positions = 4  # a sum over positions in the place of the mean
     assert float((found["2"].outputs * positions - want).norm() / want.norm()) > 1
@@ -96,9 +98,9 @@ def test_the_oracle_of_outputs_can_fail():
 
 def test_batches_do_not_matter_and_labels_are_not_needed():
     model, (x, y) = small_net(), data()
-    whole, _ = layer_moments(model, [(x, y)], TASK, ["0", "2"])
+    whole = layer_moments(model, [(x, y)], TASK, ["0", "2"]).layers
     for batches in ([(x[:2], y[:2]), (x[2:], y[2:])], [x[:5], x[5:]]):
-        parts, _ = layer_moments(model, batches, TASK, ["0", "2"])
+        parts = layer_moments(model, batches, TASK, ["0", "2"]).layers
         for path in whole:
             torch.testing.assert_close(parts[path].inputs, whole[path].inputs)
 
@@ -124,7 +126,7 @@ def test_layers_that_the_outputs_do_not_depend_on_are_left_out():
             self.unused(x)
             return self.used(x)
 
-    found, _ = layer_moments(Aside(), [torch.randn(4, 3)], TASK, ["used", "unused"])
+    found = layer_moments(Aside(), [torch.randn(4, 3)], TASK, ["used", "unused"]).layers
     assert set(found) == {"used"}
 
 

@@ -85,6 +85,18 @@ RUNS: dict[str, Callable[[nn.Module, Material, Journal | None], nn.Module]] = {
     "prune": lambda model, data, journal: (
         prune(model, data.scoring, Budget(flops=0.4), steps=4, journal=journal).model
     ),
+    "prune_repaired": lambda model, data, journal: (
+        prune(
+            model,
+            data.scoring,
+            Budget(flops=0.4),
+            criterion="obs",
+            steps=3,
+            repair=["refit"],
+            repair_between=True,
+            journal=journal,
+        ).model
+    ),
     "sparsify": lambda model, data, journal: (
         sparsify(
             model,

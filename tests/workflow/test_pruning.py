@@ -585,6 +585,29 @@ def test_repairs_run_once_at_the_end_in_their_order(share):
     assert (outcome.settings["criterion"], outcome.settings["repair"]) == ("mine", ["mend"] * 2)
 
 
+def test_with_repairs_in_between_every_step_scores_the_repaired_cut_of_the_dense_network():
+    model, scored, mended = cnn(4), [], []
+
+    def score(small, structure, batches, task):
+        scored.append(small)
+        return CRITERIA["magnitude"].units(small, structure, batches, task)
+
+    def mend(dense, small, plan, batches, task):
+        assert dense is model
+        for name, own in ap.cut(dense, plan).state_dict().items():
+            torch.testing.assert_close(small.state_dict()[name], own)  # not repaired twice
+        mended.append(copy.deepcopy(small))
+        return mended[-1]
+
+    mine = Criterion("mine", "of mine", score_units=score)
+    options = {"criterion": mine, "steps": 3, "repair": [mend]}
+    outcome = ap.prune(model, IMAGES, Budget(units=0.4), **options, repair_between=True)
+    assert scored[0] is model
+    assert scored[1:] == mended[:-1]
+    assert outcome.model is mended[-1]
+    assert outcome.settings["repair_between"] is True
+
+
 def test_batch_norms_measured_after_the_cut_are_those_of_the_repair_alone():
     model = cnn()
     outcome = ap.prune(model, IMAGES, Budget(flops=0.5), steps=3, repair=["batch_norm"])

@@ -89,6 +89,7 @@ def _work(
         aggregation=options.aggregation,
         selection=selection,
         repair=options.repair,
+        repair_between=options.repair_between,
     )
 
     def work(journal: Journal) -> tuple[Outcome[Plan], ...]:

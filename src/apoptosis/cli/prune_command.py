@@ -82,6 +82,14 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
             rich_help_panel=UNITS,
         ),
     ] = None,
+    repair_between: Annotated[
+        bool,
+        typer.Option(
+            "--repair-between",
+            help="Mend it after every step too, so that the next one scores a network that works.",
+            rich_help_panel=UNITS,
+        ),
+    ] = False,
     widths: Annotated[
         str,
         typer.Option(
@@ -286,6 +294,7 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
                 steps=steps,
                 aggregation=aggregation,
                 repair=tuple(repair or ()),
+                repair_between=repair_between,
                 widths=widths,
                 per=per,
                 kinds=tuple(kind or ()),

@@ -28,6 +28,7 @@ class PruneOptions:
     steps: int = DEFAULT_STEPS
     aggregation: str | None = None
     repair: tuple[str, ...] = ()
+    repair_between: bool = False
     widths: str = "global"
     per: str = "cost"
     kinds: tuple[str, ...] = ()

@@ -69,22 +69,23 @@ def obs_units(  # noqa: PLR0913 - what every criterion takes, and a word on each
             "as a program has no layers; score it by a criterion of parameters, such as `oba`."
         )
     with in_eval_mode(model):
-        moments, count = layer_moments(
+        found = layer_moments(
             model, batches, task, layers, draws=draws, seed=seed, micro_batch=micro_batch
         )
-    prepared = _Prepared(model, moments, ridge)
+    prepared = _Prepared(model, found.layers, ridge)
     values: dict[str, Tensor] = {}
     for group in track(structure.groups, "refitting without units"):
         sites = readers[group.name]
-        if sites and all(site.module in moments for site in sites):
+        if sites and all(site.module in found.layers for site in sites):
             own = [reader for site in sites for reader in prepared.readers(site)]
             values[group.name] = eliminate(own, group.size).scores()
     return UnitScores(
         values,
         "obs",
         {"ridge": ridge, "draws": draws, "seed": seed},
-        count,
+        found.count,
         tuple(group.name for group in structure.groups if group.name not in values),
+        found.loss,
     )
 
 

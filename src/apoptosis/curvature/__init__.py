@@ -32,7 +32,7 @@ from apoptosis.curvature.gates import (
     gate_curvature,
 )
 from apoptosis.curvature.gradient import fisher_diagonal, mean_gradient
-from apoptosis.curvature.layer_moments import Moments, layer_moments
+from apoptosis.curvature.layer_moments import LayerMoments, Moments, layer_moments
 from apoptosis.curvature.linear_maps import as_matrix, is_linear_map
 from apoptosis.curvature.paper import PaperTerms, layer_tangents, paper_terms
 from apoptosis.curvature.problem import Curvature
@@ -49,6 +49,7 @@ __all__ = [
     "Gate",
     "GateCurvature",
     "GateOptions",
+    "LayerMoments",
     "Moments",
     "PaperTerms",
     "Place",

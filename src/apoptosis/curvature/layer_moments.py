@@ -2,7 +2,7 @@
 
 For a layer y_t = W x_t + b, the same at every position t of a sample (`linear_maps`),
 
-    A = mean_n Σ_t x_nt x_ntᵀ,        S = mean_n mean_t s_nt s_ntᵀ,
+    A = mean_n Σ_t x_nt x_ntᵀ,        S = Σ_n mean_t s_nt s_ntᵀ / number of predictions,
 
 with s the gradients at the outputs for cotangents whose squares add up to the Hessian of the loss by the network's
 outputs (`loss_factors`; drawn labels, so that no labels are needed). A ⊗ S is then the layer's Gauss-Newton matrix as
@@ -26,7 +26,7 @@ from apoptosis.errors import DataError, NonFiniteError
 from apoptosis.progress import track
 from apoptosis.task import Batch, Task, batch_size
 
-__all__ = ["Moments", "layer_moments"]
+__all__ = ["LayerMoments", "Moments", "layer_moments"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +35,15 @@ class Moments:
 
     inputs: Tensor
     outputs: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class LayerMoments:
+    """Moments by path of those layers that the outputs depend on; the mean loss, None where labels are missing."""
+
+    layers: dict[str, Moments]
+    loss: float | None
+    count: int
 
 
 def layer_moments(  # noqa: PLR0913 - whose, on what, and three words on how
@@ -46,7 +55,7 @@ def layer_moments(  # noqa: PLR0913 - whose, on what, and three words on how
     draws: int = 1,
     seed: int = 0,
     micro_batch: int | None = None,
-) -> tuple[dict[str, Moments], int]:
+) -> LayerMoments:
     """Moments of layers at their first call, in the mode the model is in; nothing of it changes.
 
     Args:
@@ -58,9 +67,6 @@ def layer_moments(  # noqa: PLR0913 - whose, on what, and three words on how
         seed: for the draws.
         micro_batch: at most so many samples at once, to bound memory.
 
-    Returns:
-        Moments by path, of those that the network's outputs depend on, and the number of samples.
-
     Raises:
         DataError: there are no samples.
         NonFiniteError: NaN or infinity passes a layer.
@@ -70,7 +76,7 @@ def layer_moments(  # noqa: PLR0913 - whose, on what, and three words on how
     places = {Place(path, 0, side) for path in modules for side in ("input", "output")}
     factors = LossFactors(task, draws, seed)
     devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
-    num = 0
+    total = _Total()
     with contained(model), buffers_restored(model):
         for batch in track(batches, "moments of layers"):
             for piece in pieces(batch, task, micro_batch):
@@ -79,10 +85,9 @@ def layer_moments(  # noqa: PLR0913 - whose, on what, and three words on how
                 with watched(model, places) as seen:
                     args, kwargs = task.inputs(piece)
                     outputs = task.outputs(model(*args, **kwargs))
+                is_labelled = total.add(task, outputs.detach(), piece, factors)
                 size = batch_size(piece)
-                cotangents = factors.of(
-                    outputs.detach(), piece, size, labelled=_has_labels(task, piece)
-                )
+                cotangents = factors.of(outputs.detach(), piece, size, labelled=is_labelled)
                 for number, cotangent in enumerate(cotangents):
                     passed = gradients_at(seen, outputs, cotangent, again=True)
                     for path, own in sums.items():
@@ -90,13 +95,40 @@ def layer_moments(  # noqa: PLR0913 - whose, on what, and three words on how
                         _, slope = passed[Place(path, 0, "output")]
                         if slope is not None:
                             own.add(given if number == 0 else None, slope, size)
-                num += size
-    if not num:
+    if not total.samples:
         raise DataError(
             "Asked for moments of layers and found no samples: the batches are empty or were used up by an earlier "
             "loop. Give batches that can be iterated again, such as a list or a DataLoader."
         )
-    return {path: own.mean(path, num) for path, own in sums.items() if not own.is_empty}, num
+    found = {path: own.mean(path, total) for path, own in sums.items() if not own.is_empty}
+    return LayerMoments(found, total.mean_loss, total.predictions)
+
+
+class _Total:
+    """Samples, predictions and losses so far."""
+
+    def __init__(self) -> None:
+        self.samples, self.predictions = 0, 0
+        self._loss: float | None = 0.0
+
+    def add(self, task: Task, outputs: Tensor, piece: Batch, factors: LossFactors) -> bool:
+        """Count a piece; whether it has labels."""
+        self.samples += batch_size(piece)
+        try:
+            count = task.count(piece)
+        except DataError:
+            self.predictions += factors.count(outputs, piece)
+            self._loss = None
+            return False
+        self.predictions += count
+        if self._loss is not None and count:
+            self._loss += float(task.loss(outputs, piece)) * count
+        return True
+
+    @property
+    def mean_loss(self) -> float | None:
+        """None where some data had no labels."""
+        return None if self._loss is None or not self.predictions else self._loss / self.predictions
 
 
 class _Sums:
@@ -118,24 +150,17 @@ class _Sums:
             for columns, _ in pairs(self._module, given, errors):
                 self._inputs = self._inputs + columns @ columns.mT
 
-    def mean(self, path: str, num: int) -> Moments:
-        """Over samples."""
+    def mean(self, path: str, total: _Total) -> Moments:
+        """Over all that was added."""
         inputs, outputs = torch.as_tensor(self._inputs), torch.as_tensor(self._outputs)
         if not (bool(inputs.isfinite().all()) and bool(outputs.isfinite().all())):
             raise NonFiniteError(
                 f"NaN or infinity passes layer {path!r}. Look for bad values in the data, or for a network that "
                 "overflows its number type."
             )
-        return Moments((inputs / num).cpu(), (outputs / num).cpu())
+        return Moments((inputs / total.samples).cpu(), (outputs / total.predictions).cpu())
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing was added."""
         return not isinstance(self._inputs, Tensor)
-
-
-def _has_labels(task: Task, piece: Batch) -> bool:
-    try:
-        return task.count(piece) > 0
-    except DataError:
-        return False

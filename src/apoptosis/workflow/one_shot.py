@@ -27,6 +27,7 @@ class Pruning:
     aggregation: Aggregation | str | None = None
     selection: Selection | None = None
     repair: tuple[Repair | str, ...] = ()
+    repair_between: bool = False
 
 
 def one_shot(  # noqa: PLR0913 - each word is one a user may want to say
@@ -84,5 +85,6 @@ def pruned(  # noqa: PLR0913 - a step of several workflows, which have all of th
         aggregation=how.aggregation,
         selection=how.selection,
         repair=how.repair,
+        repair_between=how.repair_between,
         journal=journal,
     )

@@ -3,13 +3,14 @@
 What a unit is worth depends on who else is there, so scores are taken anew after every small removal. With a share b
 asked for and T steps, step t leaves at most b^(t/T): each step removes the same part of what is there. The model is
 traced once; structures of the networks in between are derived. A step may have to take more than it needed; what that
-left of the budget is given back at the end, last removed first. Repairs come last: measuring batch norms anew after
-every step has made later scores worse, not better (experiments/LOG.md).
+left of the budget is given back at the end, last removed first. Repairs come last, and where that is asked for after
+every step too, always of the dense network cut as planned. Refitting in between helps; measuring batch norms anew has
+made later scores worse, not better (experiments/LOG.md).
 """
 
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -59,6 +60,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     aggregation: Aggregation | str | None = None,
     selection: Selection | None = None,
     repair: Iterable[Repair | str] = (),
+    repair_between: bool = False,
     example_inputs: Any = None,
     journal: Journal | None = None,
 ) -> Outcome[Plan]:
@@ -74,6 +76,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         aggregation: how scores of parameters are gathered into units; the criterion's own unless given.
         selection: how units are ranked, and which are left alone.
         repair: what to do with the network afterwards, in this order.
+        repair_between: repair after every step, so that the next one scores a network that works.
         example_inputs: what to trace the model with; the first sample of the batches unless given. MACs are counted for
             these.
         journal: where a note is kept after every step; a run that was stopped goes on from the last.
@@ -97,8 +100,8 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     how = criterion if isinstance(criterion, Criterion) else find_criterion(criterion)
     in_units = how.score is None and aggregation is None
     gathered = None if in_units else asdict(how.gathered(aggregation))
-    repairs = [find_repair(one) for one in repair]
     task = task or Task.classification()
+    mends = _Mends(model, [find_repair(one) for one in repair], batches, task)
     example = first_sample(model, batches, task) if example_inputs is None else example_inputs
     dense = trace(model, example)
     selection = selection or default_selection(model)
@@ -107,6 +110,8 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     order = RemovalOrder(dense)
     plan, history = noted_units(journal, dense, order)
     small, structure = (cut(model, plan), dense.after(plan)) if plan.kept else (model, dense)
+    if plan.kept and repair_between and len(history) < steps:
+        small = mends(small, plan)
     for step in track(range(1, steps + 1), f"pruning by {how.name}"):
         if step <= len(history):
             continue  # in an earlier life
@@ -121,16 +126,19 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         part = plan_within(structure, units, here, limits)
         if part.kept:
             order.note(plan, part, units)
-            small, structure, plan = cut(small, part), structure.after(part), plan.then(part)
+            structure, plan = structure.after(part), plan.then(part)
+            small = (
+                mends(cut(model, plan), plan)
+                if repair_between and step < steps
+                else cut(small, part)
+            )
         if step == steps > 1 and (full := order.with_budget_spent(plan, selection, limits)):
             small, structure, plan = cut(model, full), dense.after(full), full
         history.append(_record(step, units, structure, history, time.perf_counter() - start))
         note_units(journal, plan, history, order)
-    small = cut(model, plan) if small is model else small
-    for mend in repairs:
-        small = mend(model, small, plan, batches, task)
+    small = cut(model, plan) if repair_between or small is model else small
     return Outcome(
-        small,
+        mends(small, plan),
         plan,
         tuple(history),
         spending(dense, plan, budget, selection),
@@ -140,10 +148,32 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
             "budget": budget.shares(),
             "steps": steps,
             "selection": asdict(selection),
-            "repair": [getattr(mend, "__name__", str(mend)) for mend in repairs],
+            "repair": mends.names(),
+            "repair_between": repair_between,
         },
         example,
     )
+
+
+@dataclass(frozen=True)
+class _Mends:
+    """Repairs, one after the other, of networks that were cut from `dense` itself.
+
+    What is repaired in between depends on the plan alone, not on the repairs before: a run that goes on needs no more.
+    """
+
+    dense: nn.Module
+    repairs: list[Repair]
+    batches: Iterable[Batch]
+    task: Task
+
+    def __call__(self, small: nn.Module, plan: Plan) -> nn.Module:
+        for mend in self.repairs:
+            small = mend(self.dense, small, plan, self.batches, self.task)
+        return small
+
+    def names(self) -> list[str]:
+        return [getattr(mend, "__name__", str(mend)) for mend in self.repairs]
 
 
 def default_selection(model: nn.Module) -> Selection:
