@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from apoptosis.errors import ConfigError, DataError, ModelError, NonFiniteError
 from apoptosis.masks import MaskPlan, masks_of
 from apoptosis.progress import track
-from apoptosis.repair.linear_maps import add_, as_matrix, as_outputs, pairs
+from apoptosis.repair.linear_maps import add_, as_matrix, as_outputs, is_product, pairs
 from apoptosis.repair.normal_equations import NormalEquations
 from apoptosis.repair.reaching import quietly, reach, shadow
 from apoptosis.repair.survey import Layer, check_are_modules, check_fits, look_around
@@ -151,20 +151,21 @@ def _gathered(
         for layer in list(sums):
             if layer.path not in theirs or layer.path not in ours:
                 continue  # not every batch need take the same way
-            given, made = ours[layer.path]
-            if not made.numel():
+            module, (given, made) = here[layer.path], ours[layer.path]
+            wanted, found = (
+                _wanted(layer, module, theirs[layer.path][1]),
+                as_outputs(module, made),
+            )
+            if not found.numel():
                 continue
-            wanted = _wanted(layer, here[layer.path], theirs[layer.path][1])
-            found = as_outputs(here[layer.path], made)
-            if wanted.shape != found.shape:
-                left_alone[layer.path] = (
-                    f"the dense layer gives {tuple(wanted.shape)} where this one gives {tuple(found.shape)}"
-                )
+            is_first = not sums[layer].count
+            if why := _why_not(module, given, made, wanted, is_first=is_first):
+                left_alone[layer.path] = why
                 del sums[layer]
-            elif not sums[layer].count and _is_same(wanted, found):
+            elif is_first and _is_same(wanted, found):
                 del sums[layer]
             else:
-                _add(sums[layer], here[layer.path], given, wanted, found)
+                _add(sums[layer], module, given, wanted - found, wanted)
         if not sums:
             return sums
     if not any(own.count for own in sums.values()):
@@ -189,12 +190,24 @@ def _is_same(wanted: Tensor, found: Tensor) -> bool:
     return bool((wanted - found).abs().max() <= room * wanted.abs().max())
 
 
+def _why_not(
+    module: nn.Module, given: Tensor, made: Tensor, wanted: Tensor, *, is_first: bool
+) -> str | None:
+    """Why what passed cannot be fitted."""
+    if is_first and not is_product(module, given, made) and made.isfinite().all():
+        return f"what {type(module).__name__} gives is not its weight times what it reads"
+    found = as_outputs(module, made).shape
+    if wanted.shape != found:
+        return f"the dense layer gives {tuple(wanted.shape)} where this one gives {tuple(found)}"
+    return None
+
+
 def _add(
-    sums: NormalEquations, module: nn.Module, given: Tensor, wanted: Tensor, found: Tensor
+    sums: NormalEquations, module: nn.Module, given: Tensor, missing: Tensor, wanted: Tensor
 ) -> None:
     sums.wanted += float(wanted.square().sum())
-    for inputs, missing in pairs(module, given, wanted - found):
-        sums.add(inputs, missing)
+    for inputs, outputs in pairs(module, given, missing):
+        sums.add(inputs, outputs)
 
 
 def _kept(mended: nn.Module, layer: Layer) -> Tensor | None:
