@@ -148,24 +148,19 @@ def _gathered(
     sums = {own: NormalEquations() for own in stage}
     for batch in batches:
         theirs, ours = reach(dense, there, batch, task), reach(mended, here, batch, task)
-        for layer in list(sums):
-            if layer.path not in theirs or layer.path not in ours:
-                continue  # not every batch need take the same way
-            module, (given, made) = here[layer.path], ours[layer.path]
-            wanted, found = (
-                _wanted(layer, module, theirs[layer.path][1]),
-                as_outputs(module, made),
-            )
-            if not found.numel():
+        for layer in [own for own in sums if own.path in theirs and own.path in ours]:
+            given, made = ours[layer.path]
+            if not made.numel():
                 continue
+            wanted = _wanted(layer, here[layer.path], theirs[layer.path][1])
             is_first = not sums[layer].count
-            if why := _why_not(module, given, made, wanted, is_first=is_first):
+            if why := _why_not(here[layer.path], given, made, wanted, is_first=is_first):
                 left_alone[layer.path] = why
                 del sums[layer]
-            elif is_first and _is_same(wanted, found):
+            elif is_first and _is_same(here[layer.path], made, wanted):
                 del sums[layer]
             else:
-                _add(sums[layer], module, given, wanted - found, wanted)
+                _add(sums[layer], here[layer.path], given, made, wanted)
         if not sums:
             return sums
     if not any(own.count for own in sums.values()):
@@ -184,17 +179,11 @@ def _wanted(layer: Layer, module: nn.Module, given: Any) -> Tensor:
     return outputs if layer.factors is None else outputs * layer.factors.to(outputs.device)
 
 
-def _is_same(wanted: Tensor, found: Tensor) -> bool:
-    """Up to the rounding of sums in another order: nothing ahead of the layer has changed."""
-    room = 64 * torch.finfo(found.dtype).eps
-    return bool((wanted - found).abs().max() <= room * wanted.abs().max())
-
-
 def _why_not(
     module: nn.Module, given: Tensor, made: Tensor, wanted: Tensor, *, is_first: bool
 ) -> str | None:
     """Why what passed cannot be fitted."""
-    if is_first and not is_product(module, given, made) and made.isfinite().all():
+    if is_first and made.isfinite().all() and not is_product(module, given, made):
         return f"what {type(module).__name__} gives is not its weight times what it reads"
     found = as_outputs(module, made).shape
     if wanted.shape != found:
@@ -202,12 +191,18 @@ def _why_not(
     return None
 
 
+def _is_same(module: nn.Module, made: Tensor, wanted: Tensor) -> bool:
+    """Up to the rounding of sums in another order: nothing ahead of the layer has changed."""
+    room = 64 * torch.finfo(made.dtype).eps
+    return bool((wanted - as_outputs(module, made)).abs().max() <= room * wanted.abs().max())
+
+
 def _add(
-    sums: NormalEquations, module: nn.Module, given: Tensor, missing: Tensor, wanted: Tensor
+    sums: NormalEquations, module: nn.Module, given: Tensor, made: Tensor, wanted: Tensor
 ) -> None:
     sums.wanted += float(wanted.square().sum())
-    for inputs, outputs in pairs(module, given, missing):
-        sums.add(inputs, outputs)
+    for inputs, missing in pairs(module, given, wanted - as_outputs(module, made)):
+        sums.add(inputs, missing)
 
 
 def _kept(mended: nn.Module, layer: Layer) -> Tensor | None:
