@@ -182,7 +182,7 @@ def test_attention_of_torch_gets_its_output_projection_fitted(batch_first, batch
     want = torch.linalg.lstsq(rows, wanted.reshape(-1, 8)).solution
     torch.testing.assert_close(found.model.attn.out_proj.weight, want[:-1].T, **CLOSE)
     torch.testing.assert_close(found.model.attn.out_proj.bias, want[-1], **CLOSE)
-    assert found.left_alone["attn"] == "CutAttention is no layer of a kind that can be fitted"
+    assert found.left_alone["attn"] == "CutAttention holds weights in a form that cannot be fitted"
 
 
 # --- laws ------------------------------------------------------------------------------------------------------------
@@ -355,6 +355,54 @@ def in_place(m: nn.Module, x: Tensor) -> Tensor:
     return m.c(x)
 
 
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Casting(nn.Linear):
+    """As timm writes it: a forward of its own that gives the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class PaddedBefore(nn.Conv2d):
+    """Pads by itself, which its attributes do not say."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.pad(x, (1, 1, 1, 1)))
+
+
+@pytest.mark.parametrize(("kind", "is_fitted"), [(Doubled, False), (Casting, True)])
+def test_a_forward_of_ones_own_is_tried(kind, is_fitted):
+    model = built(lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), kind(8, 3)))
+    x = normal(40, 4)
+    plan, small = halved(model, x, "0")
+    found = Refit().fitted(model, small, plan, unlabelled(x))
+    assert ([f.path for f in found.layers] == ["2"]) is is_fitted
+    reason = "what Doubled gives is not its weight times what it reads"
+    assert found.left_alone == ({} if is_fitted else {"2": reason})
+    if not is_fitted:
+        assert torch.equal(found.model[2].weight, small[2].weight)
+
+
+def test_a_convolution_that_pads_by_itself_is_left_alone():
+    model = built(lambda: nn.Sequential(nn.Conv2d(2, 6, 3), nn.ReLU(), PaddedBefore(6, 4, 3)))
+    x = normal(9, 2, 6, 6)
+    plan, small = halved(model, x, "0")
+    found = Refit().fitted(model, small, plan, unlabelled(x))
+    assert "PaddedBefore gives is not" in found.left_alone["2"]
+
+
+def test_layers_that_hooks_make_something_else_of_are_left_alone():
+    model = built(lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
+    x = normal(40, 4)
+    plan, small = halved(model, x, "0")
+    small[2].register_forward_hook(lambda *args: args[2].relu())
+    assert "gives is not" in Refit().fitted(model, small, plan, unlabelled(x)).left_alone["2"]
+
+
 ODD = {
     "it shares a tensor with words.weight": ("head", lambda: small_case("tied").make()),
     "it is called 2 times in a run": (
@@ -384,7 +432,7 @@ ODD = {
             c=nn.Linear(5, 3),
         ),
     ),
-    "Bilinear is no layer of a kind that can be fitted": (
+    "Bilinear holds weights in a form that cannot be fitted": (
         "b",
         lambda: Net(
             lambda m, x: m.c(m.b(torch.relu(m.a(x)), x)),
@@ -583,7 +631,9 @@ def test_networks_of_another_plan_are_refused():
 def test_networks_without_any_layer_to_fit_are_refused():
     model, x = small_case("experts").model(), small_case("experts").inputs(4)
     plan, small = halved(model, x)
-    with pytest.raises(ModelError, match=r"none that should be can be. 'parts.0': Experts is no"):
+    with pytest.raises(
+        ModelError, match=r"none that should be can be. 'parts.0': Experts holds weights"
+    ):
         Refit(scope="consumers")(model, small, plan, unlabelled(x))
 
 

@@ -19,18 +19,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-__all__ = ["add_", "as_matrix", "as_outputs", "input_dim", "is_linear_map", "output_dim", "pairs"]
+__all__ = [
+    "add_",
+    "as_matrix",
+    "as_outputs",
+    "input_dim",
+    "is_linear_map",
+    "is_product",
+    "output_dim",
+    "pairs",
+]
 
 CHUNK = 2**22
 """Most numbers of x at a time: 32 MB in float64, whatever the batch."""
 
-_FORWARDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+NEAR = 0.01
+"""How far from W x + b a call may be, relative: TF32 and bfloat16 are within, another padding or a factor is not."""
 
 
 def is_linear_map(module: nn.Module) -> bool:
-    """Whether the module is one of these layers; a subclass is if its forward is still theirs."""
-    known = any(isinstance(module, k) and type(module).forward is k.forward for k in _FORWARDS)
-    return known or _is_turned(module)
+    """Whether the module is one of these layers by its class; `is_product` tells whether it behaves as one."""
+    return isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)) or _is_turned(module)
 
 
 def output_dim(module: nn.Module) -> int:
@@ -78,6 +87,23 @@ def pairs(module: Any, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         yield columns, wanted.double().transpose(0, 1).reshape(groups, -1, columns.shape[2])
 
 
+def is_product(module: Any, x: Tensor, y: Tensor) -> bool:
+    """Whether a call gave W x + b. A forward of a subclass, or somebody's hook, may make something else of it."""
+    matrix = as_matrix(module, module.weight).double()
+    if isinstance(module, _ConvNd):
+        sizes = _places(module, _padded(module, x))
+        fits = list(y.shape[-len(sizes) :]) == sizes
+        fits &= x.shape[-1 - len(sizes)] == module.groups * module.weight.shape[1]
+    else:
+        fits = x.shape[-1] == matrix.shape[2]
+    if not fits:
+        return False
+    if module.bias is not None:
+        matrix = torch.cat([matrix, module.bias.double().view(len(matrix), -1, 1)], 2)
+    inputs, made = next(pairs(module, x, as_outputs(module, y)))
+    return bool((matrix @ inputs - made).norm() <= NEAR * made.norm())
+
+
 def add_(module: Any, change: Tensor) -> None:
     """Add (g, m, n), the bias's column last, to the weights where they are."""
     with torch.no_grad():
@@ -94,11 +120,9 @@ def _is_turned(module: nn.Module) -> bool:
 
 def _patches(conv: Any, x: Tensor) -> Tensor:
     """What the kernel covers: (samples, channels, ...) becomes (g, n, positions), in float64, with one copy."""
-    mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
-    x = F.pad(x, conv._reversed_padding_repeated_twice, mode=mode)
+    x = _padded(conv, x)
     of_sample, of_channel, *inside = x.stride()
-    sides = zip(x.shape[2:], conv.kernel_size, conv.stride, conv.dilation, strict=True)
-    places = [(side - (k - 1) * d - 1) // s + 1 for side, k, s, d in sides]
+    places = _places(conv, x)
     between = [step * s for step, s in zip(inside, conv.stride, strict=True)]
     within = [step * d for step, d in zip(inside, conv.dilation, strict=True)]
     view = x.as_strided(
@@ -107,3 +131,15 @@ def _patches(conv: Any, x: Tensor) -> Tensor:
     )
     copied = torch.empty(view.shape, dtype=torch.float64, device=x.device).copy_(view)
     return copied.view(conv.groups, -1, len(x) * prod(places))
+
+
+def _padded(conv: Any, x: Tensor) -> Tensor:
+    mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
+    return F.pad(x, conv._reversed_padding_repeated_twice, mode=mode)
+
+
+def _places(conv: Any, padded: Tensor) -> list[int]:
+    """How often the kernel fits, along each side."""
+    lengths = padded.shape[-len(conv.kernel_size) :]
+    sides = zip(lengths, conv.kernel_size, conv.stride, conv.dilation, strict=True)
+    return [(side - (k - 1) * d - 1) // s + 1 for side, k, s, d in sides]

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from apoptosis.curvature.linear_maps import add_, as_matrix, as_outputs, pairs
+from apoptosis.curvature.linear_maps import add_, as_matrix, as_outputs, is_product, pairs
 from apoptosis.errors import ConfigError, DataError, ModelError, NonFiniteError
 from apoptosis.masks import MaskPlan, masks_of
 from apoptosis.progress import track
@@ -148,23 +148,19 @@ def _gathered(
     sums = {own: NormalEquations() for own in stage}
     for batch in batches:
         theirs, ours = reach(dense, there, batch, task), reach(mended, here, batch, task)
-        for layer in list(sums):
-            if layer.path not in theirs or layer.path not in ours:
-                continue  # not every batch need take the same way
+        for layer in [own for own in sums if own.path in theirs and own.path in ours]:
             given, made = ours[layer.path]
             if not made.numel():
                 continue
             wanted = _wanted(layer, here[layer.path], theirs[layer.path][1])
-            found = as_outputs(here[layer.path], made)
-            if wanted.shape != found.shape:
-                left_alone[layer.path] = (
-                    f"the dense layer gives {tuple(wanted.shape)} where this one gives {tuple(found.shape)}"
-                )
+            is_first = not sums[layer].count
+            if why := _why_not(here[layer.path], given, made, wanted, is_first=is_first):
+                left_alone[layer.path] = why
                 del sums[layer]
-            elif not sums[layer].count and _is_same(wanted, found):
+            elif is_first and _is_same(here[layer.path], made, wanted):
                 del sums[layer]
             else:
-                _add(sums[layer], here[layer.path], given, wanted, found)
+                _add(sums[layer], here[layer.path], given, made, wanted)
         if not sums:
             return sums
     if not any(own.count for own in sums.values()):
@@ -183,17 +179,29 @@ def _wanted(layer: Layer, module: nn.Module, given: Any) -> Tensor:
     return outputs if layer.factors is None else outputs * layer.factors.to(outputs.device)
 
 
-def _is_same(wanted: Tensor, found: Tensor) -> bool:
+def _why_not(
+    module: nn.Module, given: Tensor, made: Tensor, wanted: Tensor, *, is_first: bool
+) -> str | None:
+    """Why what passed cannot be fitted."""
+    if is_first and made.isfinite().all() and not is_product(module, given, made):
+        return f"what {type(module).__name__} gives is not its weight times what it reads"
+    found = as_outputs(module, made).shape
+    if wanted.shape != found:
+        return f"the dense layer gives {tuple(wanted.shape)} where this one gives {tuple(found)}"
+    return None
+
+
+def _is_same(module: nn.Module, made: Tensor, wanted: Tensor) -> bool:
     """Up to the rounding of sums in another order: nothing ahead of the layer has changed."""
-    room = 64 * torch.finfo(found.dtype).eps
-    return bool((wanted - found).abs().max() <= room * wanted.abs().max())
+    room = 64 * torch.finfo(made.dtype).eps
+    return bool((wanted - as_outputs(module, made)).abs().max() <= room * wanted.abs().max())
 
 
 def _add(
-    sums: NormalEquations, module: nn.Module, given: Tensor, wanted: Tensor, found: Tensor
+    sums: NormalEquations, module: nn.Module, given: Tensor, made: Tensor, wanted: Tensor
 ) -> None:
     sums.wanted += float(wanted.square().sum())
-    for inputs, missing in pairs(module, given, wanted - found):
+    for inputs, missing in pairs(module, given, wanted - as_outputs(module, made)):
         sums.add(inputs, missing)
 
 

@@ -133,7 +133,7 @@ class _Cuts:
     def why_not(self, path: str, module: nn.Module) -> str | None:
         """Why the layer's weights are not to be changed."""
         if not is_linear_map(module):
-            return f"{type(module).__name__} is no layer of a kind that can be fitted"
+            return f"{type(module).__name__} holds weights in a form that cannot be fitted"
         weight = module._parameters.get("weight")
         if weight is None:
             return "its weight is computed from other tensors"
