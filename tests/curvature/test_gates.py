@@ -209,6 +209,22 @@ def test_many_classes_are_sampled_unless_told():
     assert (matrix(many) - want).norm() / want.norm() < 0.05
 
 
+def test_networks_that_are_sure_of_themselves_are_sampled_as_others_are():
+    """Where p is 0 or 1 to rounding, the Hessian of the loss tells nothing of which loss it is."""
+
+    def sure():
+        model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 40))
+        model[2].weight.data *= 400
+        return model
+
+    model, (x, _) = built(sure).float(), rows(6)
+    labels = model(x.float()).argmax(1)
+    gates = of_gates([Gated.plain("0", ("2",), 1, 6)])
+    found = gate_curvature(model, [(x.float(), labels)], Task.classification(), gates)
+    assert found.loss < 1e-3
+    assert matrix(found).isfinite().all()
+
+
 def test_labels_are_needed_for_the_gradient_alone():
     model, (x, y), groups = BY_ID["residual"].build()
     gates, task = of_gates(groups), Task.classification()

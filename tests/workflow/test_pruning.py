@@ -173,7 +173,7 @@ def test_the_same_call_gives_the_same_network():
 # ----------------------------------------------------------------------------------------------------------- steps
 
 
-@pytest.mark.parametrize("criterion", ["oba", "taylor-gate", "magnitude"])
+@pytest.mark.parametrize("criterion", ["oba", "taylor-gate", "gates", "magnitude"])
 @pytest.mark.parametrize("aggregation", [None, "paper"])
 def test_one_step_is_scoring_planning_and_cutting_by_hand(criterion, aggregation):
     model = cnn()
@@ -192,7 +192,7 @@ def test_one_step_is_scoring_planning_and_cutting_by_hand(criterion, aggregation
         assert summary.median == float(own.median())
 
 
-@pytest.mark.parametrize("criterion", ["taylor", "taylor-activation", "oba"])
+@pytest.mark.parametrize("criterion", ["taylor", "taylor-activation", "gates", "oba"])
 def test_steps_are_those_of_a_loop_that_traces_every_network_anew(criterion, monkeypatch):
     """Step t of T leaves at most b^(t/T) of the dense network; each scores what the last one left."""
     monkeypatch.setattr(RemovalOrder, "with_budget_spent", lambda *_: None)
@@ -211,7 +211,7 @@ def test_steps_are_those_of_a_loop_that_traces_every_network_anew(criterion, mon
 
 
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.3])
-@pytest.mark.parametrize("criterion", ["magnitude", "taylor"])
+@pytest.mark.parametrize("criterion", ["magnitude", "taylor", "gates"])
 def test_no_unit_that_went_could_come_back_within_the_budget(criterion, share):
     """Steps at such widths overshoot: one channel of the stream is worth several of them."""
     model = cnn()
@@ -234,6 +234,18 @@ def test_what_comes_back_went_last(monkeypatch):
     for name, kept in as_it_fell.plan.kept.items():
         assert set(kept) <= set(spent.plan.kept.get(name, range(as_it_fell.plan.sizes[name])))
     assert min(spent.history[-1].removed.values()) < 0
+
+
+def test_units_go_jointly_unless_told_otherwise():
+    model = cnn()
+    joint, alone = (
+        ap.prune(model, IMAGES, Budget(flops=0.4), criterion="gates", steps=2, selection=how)
+        for how in (None, Selection(interactions="ignore"))
+    )
+    assert joint.settings["selection"]["interactions"] == "joint"
+    assert {g: own.tolist() for g, own in joint.plan.kept.items()} != {
+        g: own.tolist() for g, own in alone.plan.kept.items()
+    }
 
 
 def test_scoring_again_matters():

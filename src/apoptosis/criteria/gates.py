@@ -9,8 +9,8 @@ where `taylor-gate` has them.
 
 The weight w of the gradient is 0 unless asked for. At the end of training g is nearly zero on the training data as a
 whole, and on a sample of them mostly that sample's noise: with w = 1 scores rank units far better by the loss change on
-the very same images, and worse by that on others. Without g no labels are needed. For a network that is far from a
-minimum of the loss on the data at hand, use w = 1.
+the very same images, and worse by that on others (experiments/LOG.md). Without g no labels are needed. For a network
+that is far from a minimum of the loss on the data at hand, use w = 1.
 """
 
 from collections.abc import Iterable

@@ -1,9 +1,10 @@
 """Which units go: budgets in exact costs, selection by score, plans.
 
 `Budget` says how much may stay, `Selection` how to choose; `bundles` turns groups, ties, floors and rounding into the
-moves that are allowed; `moves` takes the cheapest of them until every budget is met; `make_plan` resolves the result
-into a `Plan`. For single weights, `Sparsity` says how many stay and `make_masks` which, by an exact threshold
-(`thresholds`). This room reads scores and structures. It runs no model.
+moves that are allowed; `moves` takes the cheapest of them until every budget is met, and `joint` puts them in order
+where scores say what units cost together; `make_plan` resolves the result into a `Plan`. For single weights, `Sparsity`
+says how many stay and `make_masks` which, by an exact threshold (`thresholds`). This room reads scores and structures.
+It runs no model.
 """
 
 from apoptosis.planning.budget import Budget, spending
