@@ -141,3 +141,28 @@ def test_layers_are_recognised_by_what_they_give(name):
 )
 def test_other_layers_are_none(module):
     assert not is_linear_map(module)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_drawn_places_are_some_of_all_with_their_outputs(groups):
+    conv = nn.Conv2d(4, 6, 3, padding=1, stride=2, groups=groups).double()
+    x = torch.randn(5, 4, 30, 28, dtype=torch.float64)
+    y = as_outputs(conv, conv(x).detach())
+    ((inputs, made),) = pairs(conv, x, y)
+    ((some, theirs),) = pairs(conv, x, y, torch.Generator().manual_seed(0))
+    enough = linear_maps.FEWEST_PLACES
+    assert some.shape[2] == theirs.shape[2] == 5 * enough < inputs.shape[2]
+    whole = torch.cat([inputs, made], 1).permute(2, 0, 1).flatten(1)
+    drawn = torch.cat([some, theirs], 1).permute(2, 0, 1).flatten(1)
+    nearest = torch.cdist(drawn, whole).min(1)
+    assert float(nearest.values.max()) < 1e-9
+    assert len(nearest.indices.unique()) == 5 * enough
+
+
+def test_few_places_are_all_taken():
+    conv, x = nn.Conv2d(3, 4, 3), torch.randn(2, 3, 8, 8)
+    y = as_outputs(conv, conv(x).detach())
+    whole, some = (list(pairs(conv, x, y, own)) for own in (None, torch.Generator()))
+    for one, other in zip(whole, some, strict=True):
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[1], other[1])

@@ -7,6 +7,7 @@ For a layer y_t = W x_t + b, the same at every position t of a sample (`linear_m
 with s the gradients at the outputs for cotangents whose squares add up to the Hessian of the loss by the network's
 outputs (`loss_factors`; drawn labels, so that no labels are needed). A ⊗ S is then the layer's Gauss-Newton matrix as
 K-FAC has it: an error E of W costs about ½ tr(S E A Eᵀ). A layer with a bias reads one more input, always 1, the last.
+Of a convolution with many places A is taken from some of them, drawn at random: Σ_t is then an estimate.
 """
 
 from collections.abc import Iterable
@@ -136,6 +137,7 @@ class _Sums:
 
     def __init__(self, module: nn.Module) -> None:
         self._module: Any = module
+        self._generator = torch.Generator().manual_seed(0)
         self._inputs: Tensor | float = 0.0
         self._outputs: Tensor | float = 0.0
 
@@ -147,8 +149,10 @@ class _Sums:
         by_group = errors.double().transpose(0, 1).reshape(groups, -1, positions)
         self._outputs = self._outputs + by_group @ by_group.mT * (num / positions)
         if given is not None:
-            for columns, _ in pairs(self._module, given, errors):
-                self._inputs = self._inputs + columns @ columns.mT
+            gram, seen = slope.new_zeros(()), 0
+            for columns, _ in pairs(self._module, given, errors, self._generator):
+                gram, seen = gram + columns @ columns.mT, seen + columns.shape[2]
+            self._inputs = self._inputs + gram * (positions / seen)
 
     def mean(self, path: str, total: _Total) -> Moments:
         """Over all that was added."""

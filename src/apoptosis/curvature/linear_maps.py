@@ -33,6 +33,9 @@ __all__ = [
 CHUNK = 2**22
 """Most numbers of x at a time: 32 MB in float64, whatever the batch."""
 
+FEWEST_PLACES, PLACES_PER_INPUT = 64, 0.25
+"""Places of a sample that are enough for sums of products: neighbours say much the same, and samples are many."""
+
 NEAR = 0.01
 """How far from W x + b a call may be, relative: TF32 and bfloat16 are within, another padding or a factor is not."""
 
@@ -67,21 +70,31 @@ def as_outputs(module: nn.Module, y: Tensor) -> Tensor:
     return y.reshape(-1, *y.shape[-1 - len(module.kernel_size) :]).flatten(2)
 
 
-def pairs(module: Any, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def pairs(
+    module: Any, x: Tensor, y: Tensor, generator: torch.Generator | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Inputs (g, n, positions) and outputs (g, m, positions) in float64, a chunk at a time.
 
     Args:
         module: the layer.
         x: what went into its call.
         y: what is wanted of it, as `as_outputs` shapes it.
+        generator: if given, of a convolution with more places than are needed only some are taken, drawn anew for each
+            chunk.
     """
     is_conv = isinstance(module, _ConvNd)
     x = x.reshape(-1, *x.shape[-1 - (len(module.kernel_size) if is_conv else 0) :])
     groups = module.groups if is_conv else 1
-    per_sample = prod(module.kernel_size) * x.shape[1] * y.shape[2] if is_conv else x.shape[1]
-    size = max(1, CHUNK // max(1, per_sample))
+    num_inputs = prod(module.kernel_size) * x.shape[1] if is_conv else x.shape[1]
+    enough = max(FEWEST_PLACES, int(PLACES_PER_INPUT * num_inputs / groups))
+    some_places = generator is not None and y.shape[2] > enough
+    size = max(1, CHUNK // max(1, num_inputs * (enough if some_places else y.shape[2])))
     for some, wanted in zip(x.split(size), y.split(size), strict=True):
-        columns = _patches(module, some) if is_conv else some.t()[None].double()
+        chosen = None
+        if some_places:
+            chosen = torch.randperm(y.shape[2], generator=generator)[:enough].to(y.device)
+            wanted = wanted[:, :, chosen]  # noqa: PLW2901 - fewer of the same
+        columns = _patches(module, some, chosen) if is_conv else some.t()[None].double()
         if module.bias is not None:
             columns = torch.cat([columns, columns.new_ones(groups, 1, columns.shape[2])], 1)
         yield columns, wanted.double().transpose(0, 1).reshape(groups, -1, columns.shape[2])
@@ -118,8 +131,11 @@ def _is_turned(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and not isinstance(module, _ConvNd)
 
 
-def _patches(conv: Any, x: Tensor) -> Tensor:
-    """What the kernel covers: (samples, channels, ...) becomes (g, n, positions), in float64, with one copy."""
+def _patches(conv: Any, x: Tensor, chosen: Tensor | None) -> Tensor:
+    """What the kernel covers: (samples, channels, ...) becomes (g, n, positions), in float64, with one copy.
+
+    `chosen` are places to look at, counted along the rows; all unless given.
+    """
     x = _padded(conv, x)
     of_sample, of_channel, *inside = x.stride()
     places = _places(conv, x)
@@ -129,8 +145,10 @@ def _patches(conv: Any, x: Tensor) -> Tensor:
         (x.shape[1], *conv.kernel_size, len(x), *places),
         (of_channel, *within, of_sample, *between),
     )
+    if chosen is not None:
+        view = view[(..., *torch.unravel_index(chosen, tuple(places)))]
     copied = torch.empty(view.shape, dtype=torch.float64, device=x.device).copy_(view)
-    return copied.view(conv.groups, -1, len(x) * prod(places))
+    return copied.view(conv.groups, -1, prod(view.shape[1 + len(places) :]))
 
 
 def _padded(conv: Any, x: Tensor) -> Tensor:

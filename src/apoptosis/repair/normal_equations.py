@@ -16,9 +16,13 @@ __all__ = ["NormalEquations"]
 
 
 class NormalEquations:
-    """The sums of one layer. `squares` is Σ ‖r‖², `wanted` Σ ‖y‖², `count` the positions."""
+    """The sums of one layer. `squares` is Σ ‖r‖², `wanted` Σ ‖y‖², `count` the positions.
+
+    `generator` draws places of convolutions that have more than are needed (`linear_maps.pairs`).
+    """
 
     def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(0)
         self.count = 0
         self.squares = 0.0
         self.wanted = 0.0

@@ -200,9 +200,12 @@ def _is_same(module: nn.Module, made: Tensor, wanted: Tensor) -> bool:
 def _add(
     sums: NormalEquations, module: nn.Module, given: Tensor, made: Tensor, wanted: Tensor
 ) -> None:
-    sums.wanted += float(wanted.square().sum())
-    for inputs, missing in pairs(module, given, wanted - as_outputs(module, made)):
-        sums.add(inputs, missing)
+    before = sums.count
+    missing = wanted - as_outputs(module, made)
+    for inputs, own in pairs(module, given, missing, sums.generator):
+        sums.add(inputs, own)
+    seen = (sums.count - before) / (len(wanted) * wanted.shape[2])
+    sums.wanted += seen * float(wanted.square().sum())
 
 
 def _kept(mended: nn.Module, layer: Layer) -> Tensor | None:
