@@ -155,7 +155,7 @@ def test_drawn_places_are_some_of_all_with_their_outputs(groups):
     whole = torch.cat([inputs, made], 1).permute(2, 0, 1).flatten(1)
     drawn = torch.cat([some, theirs], 1).permute(2, 0, 1).flatten(1)
     nearest = torch.cdist(drawn, whole).min(1)
-    assert float(nearest.values.max()) < 1e-9
+    assert float(nearest.values.max()) < 1e-5  # cdist rounds; others are apart by far more
     assert len(nearest.indices.unique()) == 5 * enough
 
 
