@@ -1,0 +1,138 @@
+"""How much is lost without labels and without training? The public narrow ResNet32, by who chooses and who repairs.
+
+    python experiments/untrained.py --device cuda --draws 0 1 2 --out untrained.csv
+
+Shares of the 560 channels inside blocks are removed, at least 2 left in each. Scores and repairs see a draw of 2,000
+training images (`--images` takes fewer, the first ones); accuracy on test images 0–4,999 (`choose`) and 5,000–9,999
+(`report`). A way is criterion:steps, with `+` where the network is refitted between the steps. One line per network,
+written when it is done; `--skip` leaves out what other files have. `untrained_tables.py` makes the page.
+"""
+
+import argparse
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
+from pathlib import Path
+
+import torch
+from cifar import Cifar, load_cifar, public_network
+from narrow_lines import Row, read_lines, write_lines
+from torch import nn
+
+from apoptosis.data import Batches
+from apoptosis.planning import Budget, Selection
+from apoptosis.repair import Distil, Refit, Repair, batch_norm
+from apoptosis.structure import cut
+from apoptosis.training import evaluate
+from apoptosis.workflow import prune
+
+REMOVED = (0.3, 0.5, 0.6, 0.7)
+WAYS = (
+    *("obs:1", "gates:1", "magnitude-l2:1", "obs:4+", "taylor-activation:1"),
+    *("gates:6", "gates:6+", "oba:1", "oba-hessian:1", "random:1"),
+)
+REPAIRS: dict[str, tuple[Repair, ...]] = {
+    "none": (),
+    "batch_norm": (batch_norm,),
+    "consumers": (Refit(scope="consumers"),),
+    "refit": (Refit(),),
+    "refit+distil": (Refit(), Distil()),
+}
+INNER = Selection(kinds=("channel",), per="unit", floor=2)
+
+
+def networks(args: argparse.Namespace, data: Cifar, dense: nn.Module) -> Iterator[list[Row]]:
+    """All repairs of one plan are one job."""
+    done = measured(args.skip)
+    for draw, way, removed in product(args.draws, args.ways, args.removed):
+        wanted = [name for name in args.repairs if (draw, way, removed, name) not in done]
+        if wanted:
+            batches = first(data.draw(draw, 250), args.images)
+            yield list(repaired(data, dense, batches, (draw, way, removed), wanted))
+
+
+def repaired(
+    data: Cifar,
+    dense: nn.Module,
+    batches: Sequence[tuple[torch.Tensor, ...]],
+    cell: tuple[int, str, float],
+    names: Iterable[str],
+) -> Iterator[Row]:
+    draw, way, removed = cell
+    criterion, _, steps = way.partition(":")
+    start = time.perf_counter()
+    outcome = prune(
+        dense,
+        batches,
+        Budget(units=1 - removed),
+        criterion=criterion,
+        steps=int(steps.rstrip("+")),
+        selection=INNER,
+        repair=[Refit()] if steps.endswith("+") else [],
+        repair_between=steps.endswith("+"),
+    )
+    chosen_s = time.perf_counter() - start
+    mended = {(): cut(dense, outcome.plan)}
+    for name in names:
+        repairs, start = REPAIRS[name], time.perf_counter()
+        begun = repairs[:-1] if repairs[:-1] in mended else ()
+        small = mended[begun]
+        for repair in repairs[len(begun) :]:
+            small = repair(dense, small, outcome.plan, batches, None)
+        mended[repairs] = small
+        seconds = time.perf_counter() - start
+        judged = {
+            half: evaluate(small, getattr(data, half)()).metrics["correct"]
+            for half in ("choose", "report")
+        }
+        yield {
+            "draw": draw,
+            "way": way,
+            "removed": removed,
+            "repair": name,
+            "images": sum(len(batch[0]) for batch in batches),
+            **judged,
+            "choosing_s": chosen_s,
+            "repair_s": seconds,
+        }
+
+
+def first(batches: Batches, most: int) -> list[tuple[torch.Tensor, ...]]:
+    found: list[tuple[torch.Tensor, ...]] = []
+    for batch in batches:
+        if sum(len(own[0]) for own in found) < most:
+            found.append(batch)
+    return found
+
+
+def measured(paths: Iterable[Path]) -> set[tuple[int, str, float, str]]:
+    return {
+        (int(row["draw"]), row["way"], row["removed"], row["repair"])
+        for path in paths
+        for row in read_lines(path)
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", default="data/carry/draws.npz")
+    parser.add_argument("--weights", default="data/carry")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--draws", type=int, nargs="+", default=[0])
+    parser.add_argument("--removed", type=float, nargs="+", default=REMOVED)
+    parser.add_argument("--ways", nargs="+", default=WAYS)
+    parser.add_argument("--repairs", nargs="+", default=list(REPAIRS), choices=REPAIRS)
+    parser.add_argument("--skip", type=Path, nargs="*", default=())
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    data = load_cifar(args.data, args.device)
+    dense = public_network(32, args.weights, args.device)
+    count = len(args.draws) * len(args.ways) * len(args.removed)
+    write_lines(args.out, networks(args, data, dense), count)
+
+
+if __name__ == "__main__":
+    main()
