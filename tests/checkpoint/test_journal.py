@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -235,3 +236,30 @@ def test_notes_that_may_be_left_out_take_a_small_share_of_the_time(tmp_path, mon
         assert not journal.is_due()
         now[0] += 0.2 / NOTES_SHARE
         assert journal.is_due()
+
+
+class Killed(BaseException):
+    """As if the process had ended here."""
+
+
+@pytest.mark.parametrize("moment", range(1, 6))
+def test_killed_while_notes_are_removed_a_run_can_begin_or_go_on(tmp_path, monkeypatch, moment):
+    """Settings go last: notes without them would be of nobody knows what."""
+    place, seen, plain = tmp_path / "run", [], Path.unlink
+
+    def unlink(path, missing_ok=False):
+        seen.append(path.name)
+        if len(seen) == moment:
+            raise Killed
+        plain(path, missing_ok=missing_ok)
+
+    with open_journal(place, SETTINGS) as journal:
+        for name in ("a", "b", "c"):
+            journal.write(name, {})
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", unlink)
+            with pytest.raises(Killed):
+                journal.remove()
+    with open_journal(place, SETTINGS, resume=True) as journal:
+        journal.remove()
+    assert not place.exists()

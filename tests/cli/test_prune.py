@@ -237,10 +237,10 @@ def test_the_next_command_can_be_typed(own, tmp_path):
         command = shlex.split(data["next"])
         seen.append(data["next"])
         data = json.loads(done(RUN.invoke(app, [*command[1:], "--json"])))
-    assert "--repair batch_norm" in seen[0]
+    assert "--repair refit" in seen[0]
     assert "--criterion magnitude" in seen[1]
     assert data["groups"]["3"]["after"] == 12, "every option is carried along"
-    assert data["settings"]["repair"] == ["batch_norm"]
+    assert data["settings"]["repair"] == ["Refit(scope='every', ridge=0.0001)"]
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "half",
         "half-repaired",
@@ -364,14 +364,14 @@ def test_an_untrained_library_model_is_remarked_on_unless_there_is_an_error(own)
         assert "randomweights" not in found
 
 
-NORMS = "Its batch norms still have the dense network's statistics; --repair batch_norm measures them anew"
+UNREPAIRED = "--repair refit gives its layers new weights by least squares, without labels."
 
 
-def test_norms_that_were_not_measured_anew_are_remarked_on(half, own, tmp_path):
-    assert half[0].count(NORMS) == 1
+def test_a_network_that_nothing_has_mended_is_remarked_on(half, own, tmp_path):
+    assert half[0].count(UNREPAIRED) == 1
     arguments = ("--keep-flops", "0.5", "--out", tmp_path / "half")
-    assert NORMS not in done(prune(own, *arguments, "--repair", "batch_norm"))
-    assert NORMS not in done(prune(own, *arguments, model="mean_of_hidden"))
+    assert UNREPAIRED not in done(prune(own, *arguments, "--repair", "batch_norm"))
+    assert UNREPAIRED not in done(prune(own, *arguments, "--epochs", "1"))
 
 
 def test_repairs_are_asked_for_by_name_one_after_the_other(own, tmp_path):
@@ -380,14 +380,14 @@ def test_repairs_are_asked_for_by_name_one_after_the_other(own, tmp_path):
     data = json.loads(done(found))
     names = ["Refit(scope='every', ridge=0.0001)", "Distil(steps=300, learning_rate=0.001, seed=0)"]
     assert data["settings"]["repair"] == names
-    assert NORMS not in found.stderr
+    assert UNREPAIRED not in found.stderr
 
 
 def test_where_nothing_was_removed_nothing_follows(own, tmp_path):
     arguments = ("--keep-flops", "1", "--out", tmp_path / "whole")
     text = done(prune(own, *arguments))
     assert "Next:" not in text
-    assert NORMS not in text
+    assert UNREPAIRED not in text
     assert json.loads(done(prune(own, *arguments, "--json")))["next"] is None
 
 

@@ -187,3 +187,57 @@ def test_nothing_stays_where_there_is_nothing_to_go_on_from(own, tmp_path, monke
     assert "Go on" not in result.stderr
     refused(words_of(own, "train", "--out", tmp_path / "a", "--learning-rate", 1e30))
     assert not list(tmp_path.iterdir()), "a training that diverges would diverge again"
+
+
+def test_nothing_to_go_on_from_is_told_and_the_run_begins(own, tmp_path):
+    result = RUN.invoke(app, words_of(own, "train", "--out", tmp_path / "new", "--resume"))
+    assert result.exit_code == 0, result.stderr
+    assert "this run begins anew" in " ".join(result.stderr.split())
+    assert (tmp_path / "new" / "run.json").is_file()
+
+
+def test_a_finished_run_is_not_gone_on_with(own, tmp_path):
+    done(words_of(own, "train", "--out", tmp_path / "whole"))
+    before = files(tmp_path / "whole")
+    text = refused(words_of(own, "train", "--out", tmp_path / "whole", "--resume"))
+    assert "that run is finished" in text
+    assert files(tmp_path / "whole") == before
+
+
+def test_another_network_at_the_same_place_is_not_gone_on_with(own, tmp_path):
+    """Notes of pruning say who stays, not what the weights are."""
+    path = tmp_path / "mine.py"
+    path.write_text(own.read_text())
+    stopped(path, "prune", "--out", tmp_path / "parts")
+    path.write_text(own.read_text().replace("torch.manual_seed(0)", "torch.manual_seed(1)"))
+    text = refused(words_of(path, "prune", "--out", tmp_path / "parts", "--resume"))
+    assert "weights at the start" in text
+
+
+FAILING = """
+from collections import Counter
+
+passes = Counter()
+
+class Failing(list):
+    def __iter__(self):
+        passes["n"] += 1
+        for x, y in super().__iter__():
+            yield (x * float("nan") if passes["n"] > AFTER else x), y
+
+def flaky():
+    scoring, test = both()
+    return {"scoring": scoring, "training": Failing(scoring), "evaluation": test}
+"""
+
+
+def test_rounds_that_were_done_stay_when_a_later_one_fails(own, tmp_path):
+    path = tmp_path / "flaky_net.py"
+    path.write_text(own.read_text() + FAILING.replace("AFTER", "9"))
+    words = ["prune", f"{path}:make", "--data", f"{path}:flaky", "--keep-params", "0.7,0.4"]
+    more = ["--steps", "2", "--epochs", "6", "--out", str(tmp_path / "out")]
+    text = refused([*words, *more])
+    assert "Round 2: The training loss became nan" in text
+    assert f"What came before is saved: {tmp_path / 'out-params0.7'}" in text.replace(" ", " ")
+    assert (tmp_path / "out-params0.7" / "run.json").is_file()
+    assert not (tmp_path / "out").exists()

@@ -30,7 +30,7 @@ from oracles.building import CLASSES, built, images
 from oracles.untouched import Snapshot
 
 DATA_FREE = {"magnitude", "magnitude-l2", "random"}
-OF_UNITS = {"taylor-gate", "taylor-activation", "gates"}
+OF_UNITS = {"taylor-gate", "taylor-activation", "gates", "obs"}
 OF_PARAMETERS = [name for name in CRITERIA if name not in OF_UNITS]
 READING = [name for name in CRITERIA if name not in DATA_FREE]
 

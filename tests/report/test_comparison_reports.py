@@ -99,7 +99,7 @@ def test_conditions_say_what_was_judged_and_chosen_on_what():
     assert "by validation data (n = 200)" in order
     assert (
         same
-        == "The same for all: 5 steps on 64 samples, batch_norm repaired, 3 epochs of fine-tuning."
+        == "The same for all: 5 steps on 64 samples, repaired by batch_norm, 3 epochs of fine-tuning."
     )
 
 

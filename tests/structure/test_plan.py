@@ -246,6 +246,19 @@ def test_two_cuts_are_one_bit_for_bit(case: SmallCase) -> None:
     bit_for_bit(ap.cut(model, read, example_inputs=x), one, x)
 
 
+@every_case
+def test_the_text_of_a_plan_does_not_tell_in_how_many_steps_it_was_made(case: SmallCase) -> None:
+    _, _, structure = traced(case)
+    groups = [group.name for group in structure.groups if group.size > 1]
+    steps = structure.identity()
+    for name in reversed(groups):
+        here = structure.after(steps)
+        steps = steps.then(here.plan({name: range(1, here[name].size)}))
+    whole = structure.plan({name: range(1, structure[name].size) for name in groups})
+    if steps.scalings == whole.scalings:
+        assert json.loads(steps.to_json())["tensors"] == json.loads(whole.to_json())["tensors"]
+
+
 def assert_same_up_to_rounding_of_scales(
     one: nn.Module, two: nn.Module, x: torch.Tensor, plan: ap.Plan
 ) -> None:

@@ -272,3 +272,13 @@ def test_batches_that_can_be_read_once_are_refused():
 def test_seeds_are_named_once(seeds):
     with pytest.raises(ConfigError, match="seeds="):
         CompareOptions(seeds=seeds)
+
+
+def test_a_network_whose_training_fails_has_no_figures_and_the_others_go_on():
+    wild = replace(OPTIONS, fit=replace(OPTIONS.fit, learning_rate=1e30))
+    found = compare(network, ["taylor"], [0.5], data(), wild)
+    assert len(found.trials) == 3
+    for trial in found.trials:
+        assert trial.test.accuracy is not None
+        assert (trial.tuned_test.accuracy, trial.tuned_test.loss) == (None, None)
+        assert trial.tuned_test.count == 40

@@ -12,7 +12,7 @@ Start with `saving.save`. This room runs no network, except to trace one that is
 """
 
 from apoptosis.checkpoint.files import write_file, write_json
-from apoptosis.checkpoint.journal import Journal, Note, open_journal
+from apoptosis.checkpoint.journal import Journal, Note, digest_of, open_journal
 from apoptosis.checkpoint.loading import load, load_outcome, read_run
 from apoptosis.checkpoint.mask_files import load_masks, save_masks
 from apoptosis.checkpoint.record import SavedRun, read_step, step_as_json
@@ -25,6 +25,7 @@ __all__ = [
     "load",
     "load_masks",
     "load_outcome",
+    "digest_of",
     "open_journal",
     "read_run",
     "read_step",

@@ -34,7 +34,7 @@ try:
 except ImportError:  # Windows has no such locks: there nobody is refused
     fcntl = None
 
-__all__ = ["Journal", "Note", "open_journal"]
+__all__ = ["Journal", "Note", "digest_of", "open_journal"]
 
 SETTINGS, LOCK, ENDING = "settings.json", "lock", ".note"
 ABOUT = (".json", ".toml")
@@ -106,7 +106,8 @@ class Journal:
     def remove(self) -> None:
         """Remove all notes and, if nothing else is in it, the folder: the run has its result."""
         with suppress(OSError):
-            for path in self.folder.iterdir():
+            # Notes first: killed on the way, what is left is a run that has not begun, or notes with their settings.
+            for path in sorted(self.folder.iterdir(), key=lambda p: not p.name.endswith(ENDING)):
                 if _is_ours(path.name):
                     path.unlink(missing_ok=True)
             self.folder.rmdir()
@@ -243,6 +244,13 @@ def _read(data: bytes) -> Note:
     if _digest(about[FACTS], tensors) != about[DIGEST]:
         raise ValueError("its checksum differs")
     return Note(json.loads(about[FACTS]), tensors)
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """Sixteen letters that tell these numbers from others."""
+    return _digest("", {name: own.detach().cpu().contiguous() for name, own in tensors.items()})[
+        :16
+    ]
 
 
 def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:

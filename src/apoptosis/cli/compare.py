@@ -120,7 +120,7 @@ def _compared(
 ) -> tuple[Comparison, list[Path]]:
     place = options.place
     grounds = _Grounds(options, subject, data, console)
-    with noted(options.run, place) as journal, in_typed_words():
+    with noted(options.run, place, subject.model.state_dict()) as journal, in_typed_words():
         found = compare(
             grounds.model,
             options.contestants,

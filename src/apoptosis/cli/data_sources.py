@@ -36,7 +36,7 @@ def find_data(name: str, reading: Reading) -> NamedData:
         DataError: there are no such data, or what the function gave are no batches.
     """
     if is_data_set_name(name) and not name.endswith(".py"):
-        return _of_data_set(find_data_set(name, reading.seed), reading)
+        return _of_data_set(find_data_set(name, reading.split_seed), reading)
     if is_function_name(name):
         made = call_function(name, "batches")
         if isinstance(made, DataSet):

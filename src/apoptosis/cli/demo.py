@@ -35,7 +35,7 @@ SCORING_BATCH_SIZE = 400
 BUDGETS = (0.5, 0.25)
 CONDITIONS = CompareOptions(
     steps=5,
-    repair=("batch_norm",),
+    repair=("refit",),
     fit=FitOptions(epochs=3, learning_rate=0.02, schedule="cosine"),
 )
 """The same for all criteria; chosen so that two cores need about a minute, and for nothing else."""
@@ -132,12 +132,12 @@ def _show(
 def _show_next(options: DemoOptions, comparison: Comparison, console: Console) -> None:
     again = ["apoptosis", "compare", "digits_cnn", "--data", "digits", "--criterion", "all"]
     again += ["--keep-flops", ",".join(f"{share:g}" for share in BUDGETS)]
-    again += ["--steps", str(CONDITIONS.steps), "--repair", "batch_norm"]
+    again += ["--steps", str(CONDITIONS.steps), "--repair", "refit"]
     again += ["--epochs", str(CONDITIONS.fit.epochs), "--seeds", "3"]
     best = comparison.contestants[comparison.best_first()[0]]
     small = ["apoptosis", "prune", "digits_cnn", "--data", "digits", "--keep-flops", "0.5"]
     small += ["--criterion", best["criterion"], "--widths", best["widths"]]
-    small += ["--repair", "batch_norm", "--epochs", str(CONDITIONS.fit.epochs)]
+    small += ["--repair", "refit", "--epochs", str(CONDITIONS.fit.epochs)]
     if options.seed:
         small += ["--seed", str(options.seed)]
     for why, words in (("Was it luck?", again), ("Next, the network itself:", small)):

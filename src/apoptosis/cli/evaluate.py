@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,6 +24,7 @@ from apoptosis.cli.figures import (
 from apoptosis.cli.named_models import is_checkpoint
 from apoptosis.cli.names import counted
 from apoptosis.cli.result_tables import plain_table
+from apoptosis.cli.splits import check_one_split
 from apoptosis.cli.subject import Subject, find_named_data, find_subject, seeded
 from apoptosis.cli.subject_options import DataOptions, SubjectOptions
 from apoptosis.errors import ApoptosisError, ConfigError
@@ -89,7 +90,8 @@ def run_evaluate(options: EvaluateOptions) -> None:
     console = Console(stderr=True)
     rows: list[Row] = []
     with seeded(options.data), progress_bars(console):
-        data = find_named_data(options.data)
+        seed = check_one_split(options.models, options.data)
+        data = find_named_data(replace(options.data, seed=seed))
         for model in options.models:
             asked = options.data.of(model)
             subject = find_subject(asked, console, traced=False, trains=False, data=data)

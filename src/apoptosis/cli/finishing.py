@@ -4,7 +4,8 @@ Until the network is saved nothing is written but notes to go on from (`resuming
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -17,8 +18,10 @@ from apoptosis.cli.figures import evaluation_as_data
 from apoptosis.cli.named_models import NamedModel, is_checkpoint, joined
 from apoptosis.cli.names import sentence
 from apoptosis.cli.resuming import Asked, noted
+from apoptosis.cli.splits import split_seed
 from apoptosis.cli.subject import Subject, train_if_new_
 from apoptosis.cli.subject_options import SubjectOptions
+from apoptosis.errors import NonFiniteError
 from apoptosis.masks import MaskPlan
 from apoptosis.records import Outcome
 from apoptosis.structure import Plan
@@ -33,8 +36,8 @@ AnyPlan = TypeVar("AnyPlan", bound=Plan | MaskPlan)
 class Work(Generic[AnyPlan]):
     """What is to be done, and where the result goes."""
 
-    do: Callable[[Journal], tuple[Outcome[AnyPlan], ...]]
-    """One network, or one for each round; the last is the result."""
+    do: Callable[[Journal], Iterable[Outcome[AnyPlan]]]
+    """One network, or one for each round, saved as soon as it comes; the last is the result."""
     place: Path
     asked: Asked
     earlier: tuple[Path, ...] = ()
@@ -70,18 +73,33 @@ def finish(
     subject: Subject, options: SubjectOptions, work: Work[AnyPlan], console: Console
 ) -> Finished[AnyPlan]:
     """Train a network that is new, do the work, judge it and save it."""
-    with noted(work.asked, work.place) as journal:
+    weights = subject.model.state_dict() if work.trains_new else None
+    with noted(work.asked, work.place, weights) as journal:
         if work.trains_new:
             train_if_new_(subject, options, console, journal)
         before, unjudged = _evaluated_before(subject)
         start = time.perf_counter()
-        outcomes = work.do(journal)
-        seconds = time.perf_counter() - start
-        rounds = [
-            _saved(subject, options, work, _Round(outcome, place, before, unjudged, seconds))
-            for outcome, place in zip(outcomes, (*work.earlier, work.place), strict=True)
-        ]
+        rounds: list[Finished[AnyPlan]] = []
+        places = iter((*work.earlier, work.place))
+        with _rounds_told(rounds):
+            for outcome in work.do(journal):
+                own = _Round(outcome, next(places), before, unjudged, time.perf_counter() - start)
+                rounds.append(_saved(subject, options, work, own))
     return replace(rounds[-1], earlier=tuple(rounds[:-1]))
+
+
+@contextmanager
+def _rounds_told(rounds: "list[Finished[Any]]") -> Iterator[None]:
+    """Whose training fails after others were saved is told where these are."""
+    try:
+        yield
+    except NonFiniteError as error:
+        if not rounds:
+            raise
+        saved = ", ".join(str(own.saved) for own in rounds)
+        raise NonFiniteError(
+            f"Round {len(rounds) + 1}: {error} What came before is saved: {saved}"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -126,6 +144,7 @@ def _saved(
 def subject_as_data(options: SubjectOptions, named: NamedModel) -> dict[str, Any]:
     """What was worked on, for `run.json`: with the model that makes the network again when the checkpoint is read."""
     facts = asdict(options) | {"weights": _text(options.weights), "model": named.name}
+    facts["split_seed"] = split_seed(options)
     return facts if named.folder is None else facts | {"checkpoint": str(named.folder)}
 
 

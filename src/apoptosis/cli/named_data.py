@@ -22,6 +22,9 @@ class Reading:
     training_batch_size: int | None = None
     device: torch.device = torch.device("cpu")
     seed: int = 0
+    """Of orders."""
+    split_seed: int = 0
+    """Of which images are for training, for choosing and for judging."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -156,5 +156,9 @@ JsonOption = Annotated[
 ]
 DeviceOption = Annotated[str, typer.Option(help="cpu or cuda.")]
 SeedOption = Annotated[
-    int, typer.Option(help="Draws the split of the digits, random weights and orders.", min=0)
+    int,
+    typer.Option(
+        help="Draws splits of data sets (a checkpoint keeps its own), random weights and orders.",
+        min=0,
+    ),
 ]

@@ -5,7 +5,7 @@ pruned, evaluated again and saved at once; until then nothing is written.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from rich.console import Console
 
@@ -27,7 +27,7 @@ from apoptosis.planning.selection import PRICES, WIDTHS
 from apoptosis.records import Outcome
 from apoptosis.repair import REPAIRS
 from apoptosis.structure import KINDS, Plan
-from apoptosis.workflow import Pruning, default_selection, iterative, one_shot, prune
+from apoptosis.workflow import Pruning, default_selection, one_shot, prune, rounds_of
 
 __all__ = ["run_prune"]
 
@@ -79,7 +79,7 @@ def _pruned(
 
 def _work(
     options: PruneOptions, subject: Subject, selection: Selection
-) -> Callable[[Journal], tuple[Outcome[Plan], ...]]:
+) -> Callable[[Journal], Iterator[Outcome[Plan]]]:
     """Pruning alone, with training after it, or in rounds with training after each."""
     model, data = subject.model, subject.data
     budgets, fit = options.budgets(), options.tuning.fit(options.subject.seed)
@@ -92,10 +92,10 @@ def _work(
         repair_between=options.repair_between,
     )
 
-    def work(journal: Journal) -> tuple[Outcome[Plan], ...]:
+    def work(journal: Journal) -> Iterator[Outcome[Plan]]:
         with in_typed_words():
             if not fit.epochs:
-                outcome = prune(
+                yield prune(
                     model,
                     data.scoring,
                     budgets[-1],
@@ -104,23 +104,16 @@ def _work(
                     example_inputs=subject.example_inputs,
                     journal=journal.part("prune"),
                 )
-                return (outcome,)
+                return
             material = material_of(subject)
             if len(budgets) == 1:
-                return (
-                    one_shot(
-                        model,
-                        budgets[0],
-                        material,
-                        data.task,
-                        pruning=how,
-                        fit=fit,
-                        journal=journal,
-                    ),
+                yield one_shot(
+                    model, budgets[0], material, data.task, pruning=how, fit=fit, journal=journal
                 )
-            return iterative(
-                model, budgets, material, data.task, pruning=how, fit=fit, journal=journal
-            )
+            else:
+                yield from rounds_of(
+                    model, budgets, material, data.task, pruning=how, fit=fit, journal=journal
+                )
 
     return work
 

@@ -13,7 +13,6 @@ from apoptosis.cli.names import counted
 from apoptosis.cli.prune_options import PruneOptions
 from apoptosis.cli.result_tables import (
     beside,
-    has_batch_norms,
     load_lines,
     num_batches,
     plain_table,
@@ -35,8 +34,8 @@ from apoptosis.workflow import DEFAULT_CRITERION
 
 __all__ = ["DryRun", "PruneResult", "show_dry_run", "show_result"]
 
-STALE_NORMS = (
-    "Its batch norms still have the dense network's statistics; --repair batch_norm measures them anew, "
+UNREPAIRED = (
+    "What is left was trained to work with what is gone. --repair refit gives its layers new weights by least squares, "
     "without labels."
 )
 
@@ -59,13 +58,13 @@ class PruneResult:
         return any(kept < size for kept, size in self.outcome.plan.counts().values())
 
     @property
-    def has_stale_norms(self) -> bool:
-        """Whether batch norms have the statistics of before, which the layers ahead of them no longer give."""
+    def could_be_refitted(self) -> bool:
+        """Whether nothing has mended it yet, and it has layers: a program has none."""
         return (
             self.removed_something
             and not self.run.training
-            and not self.options.repair  # refit and distil take the norms as they are
-            and has_batch_norms(self.outcome.model)
+            and not self.options.repair
+            and self.outcome.plan.delivery == "module"
         )
 
     def as_data(self) -> dict[str, Any]:
@@ -168,8 +167,8 @@ def show_result(result: PruneResult, console: Console) -> None:
     console.print()
     console.print(_widths_table(outcome))
     console.print(Text(f"\n{_delivered(outcome)}"))
-    if result.has_stale_norms:
-        console.print(Text(STALE_NORMS), soft_wrap=True)
+    if result.could_be_refitted:
+        console.print(Text(UNREPAIRED), soft_wrap=True)
     for place, own in enumerate(result.run.earlier, 1):
         console.print(Text(_round_line(place, own)), soft_wrap=True)
     show_place(result.run, console)
@@ -204,11 +203,11 @@ def show_dry_run(dry: DryRun, console: Console) -> None:
 
 
 def next_command(result: PruneResult) -> tuple[str, str]:
-    """Mend the batch norms where there are any and it was not done; else, compare with the simplest criterion."""
+    """Refit it where nothing has mended it; else, compare with the simplest criterion."""
     options, asked = result.options, result.run.asked
-    if result.has_stale_norms:
-        repair, out = [*options.repair, "batch_norm"], beside(options.out, "repaired")
-        return asked.line(repair=repair, out=out), "with batch norms measured anew"
+    if result.could_be_refitted:
+        line = asked.line(repair="refit", out=beside(options.out, "repaired"))
+        return line, "with layers refitted to what the dense network gives"
     other = "magnitude" if options.criterion != "magnitude" else DEFAULT_CRITERION
     line = asked.line(criterion=other, out=beside(options.out, other))
     return line, "how much of this was the criterion?"

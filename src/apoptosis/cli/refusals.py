@@ -10,7 +10,7 @@ from rich.text import Text
 
 from apoptosis.errors import ApoptosisError
 
-__all__ = ["INTERRUPTED", "Stopped", "errors_shown", "say_interrupted", "show_refusal"]
+__all__ = ["INTERRUPTED", "Stopped", "errors_shown", "say", "say_interrupted", "show_refusal"]
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
@@ -46,6 +46,11 @@ def show_refusal(error: Exception, context: typer.Context) -> None:
     )
     if not debug:
         console.print("Where it came from: apoptosis --debug " + str(context.info_name) + " …")
+
+
+def say(text: str) -> None:
+    """Something that a person should know, on stderr."""
+    Console(stderr=True).print(Text(text), soft_wrap=True)
 
 
 def say_interrupted(go_on: str = "") -> None:

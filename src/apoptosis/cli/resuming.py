@@ -15,10 +15,12 @@ import typer
 
 from apoptosis.cli.config_files import OWN, as_toml, key_of, was_given
 from apoptosis.cli.options import Shares
-from apoptosis.cli.refusals import Stopped
+from apoptosis.cli.refusals import Stopped, say
 from apoptosis.errors import BudgetError, CheckpointError, ConfigError, NonFiniteError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from apoptosis.checkpoint import Journal
 
 __all__ = ["Asked", "asked_of", "check_may_begin", "noted"]
@@ -69,13 +71,19 @@ def asked_of(context: typer.Context) -> Asked:
 
 
 def check_may_begin(asked: Asked, place: Path) -> None:
-    """Refuse to begin anew where there is something to go on with.
+    """Refuse to begin anew where there is something to go on with, and to go on with what is finished.
 
     Raises:
-        CheckpointError: there is, and nobody asked to.
+        CheckpointError: nobody asked to go on, or there is nothing to go on with.
     """
     folder = _folder(place)
-    if not asked.resume and any(folder.glob("*.note")):
+    has_notes = any(folder.glob("*.note"))
+    if asked.resume and not has_notes and place.expanduser().exists():
+        raise CheckpointError(
+            f"{place} is there and {folder} has no notes: that run is finished. Leave out --resume to do it again, or "
+            "give another --out."
+        )
+    if not asked.resume and has_notes:
         raise CheckpointError(
             f"{folder} has notes of a run that was stopped. Go on with it: {_line(asked, folder)}. Or remove it and "
             f"begin again: {shlex.join(['rm', '-r', str(folder)])}"
@@ -83,19 +91,30 @@ def check_may_begin(asked: Asked, place: Path) -> None:
 
 
 @contextmanager
-def noted(asked: Asked, place: Path) -> "Iterator[Journal]":
+def noted(
+    asked: Asked, place: Path, network: "Mapping[str, Tensor] | None" = None
+) -> "Iterator[Journal]":
     """Keep notes while the block runs; whoever stops it is told how to go on.
+
+    Args:
+        asked: the command.
+        place: of the result.
+        network: the weights that notes are about without holding them; with others nobody can go on.
 
     Raises:
         CheckpointError: there are notes of a run that was stopped, and nobody asked to go on with it; or of another.
         Stopped: by Ctrl-C.
     """  # noqa: DOC501 - refusals of the block come through
-    from apoptosis.checkpoint import open_journal, write_file
+    from apoptosis.checkpoint import digest_of, open_journal, write_file
 
     check_may_begin(asked, place)
     folder = _folder(place)
     options = {**asked.options, "out": str(place)}
     settings = {"command": asked.command, **options}
+    if network is not None:
+        settings["weights at the start"] = digest_of(network)
+    if asked.resume and not any(folder.glob("*.note")):
+        say(f"Note: there are no notes in {folder}; this run begins anew.")
     with open_journal(folder, settings, resume=asked.resume) as journal:
         text = as_toml(options)
         write_file(folder / "run.toml", lambda path: path.write_text(text, encoding="utf-8"))

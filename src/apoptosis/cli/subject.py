@@ -19,6 +19,7 @@ from apoptosis.cli.data_sources import NamedData, Reading, find_data
 from apoptosis.cli.labels import check_labels_fit
 from apoptosis.cli.names import counted, sentence
 from apoptosis.cli.sources import NamedModel, make_model
+from apoptosis.cli.splits import split_seed
 from apoptosis.cli.subject_options import DataOptions, SubjectOptions
 from apoptosis.cli.weights import load_weights_
 from apoptosis.errors import ApoptosisError, ConfigError, DataError
@@ -119,6 +120,12 @@ def find_subject(
     subject = Subject(named, data, example)
     if traced:
         _ = subject.structure
+    if (own := split_seed(options)) != options.seed:
+        _say(
+            console,
+            f"Note: {options.model} was made with the split of {options.data} by seed {own}, which is kept: what is "
+            "judged on must be new to it.",
+        )
     trains = options.is_new if trains is None else trains
     if named.has_random_weights and options.weights is None and not trains:
         _say(
@@ -136,6 +143,7 @@ def find_named_data(options: DataOptions, training_batch_size: int | None = None
         training_batch_size=training_batch_size,
         device=_device(options.device),
         seed=options.seed,
+        split_seed=split_seed(options),
     )
     return find_data(options.data, reading)
 

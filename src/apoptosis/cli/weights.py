@@ -23,6 +23,8 @@ __all__ = ["load_weights_"]
 
 WRAPPERS = ("state_dict", "model")
 """Keys under which training scripts keep the weights beside other things."""
+COUNTERS = "num_batches_tracked"
+"""Of batch norms: files of older versions of torch have none, and eval mode does not read them."""
 
 
 def load_weights_(model: nn.Module, path: Path) -> None:
@@ -106,7 +108,11 @@ def _read_torch(path: Path) -> dict[str, Any]:
 def _check_fits(model: nn.Module, found: Mapping[str, Any], path: Path) -> None:
     own = model.state_dict(keep_vars=True)
     present = {id(own[name]) for name in found if name in own}
-    missing = [name for name, item in own.items() if name not in found and id(item) not in present]
+    missing = [
+        name
+        for name, item in own.items()
+        if name not in found and id(item) not in present and not name.endswith(COUNTERS)
+    ]
     unexpected = [name for name in found if name not in own]
     misfitting = [
         f"{name} {_shape(found[name])} for {_shape(item)}"
@@ -136,7 +142,8 @@ def _check_fits(model: nn.Module, found: Mapping[str, Any], path: Path) -> None:
 def _common_prefix(unexpected: list[str], missing: list[str]) -> str:
     """What stands before every unexpected name, if without it they are the missing ones."""
     for prefix in ("module.", "_orig_mod.", "model."):
-        if unexpected and {name.removeprefix(prefix) for name in unexpected} == set(missing):
+        inner = {name.removeprefix(prefix) for name in unexpected}
+        if missing and {name for name in inner if not name.endswith(COUNTERS)} == set(missing):
             return prefix
     return ""
 

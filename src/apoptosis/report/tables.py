@@ -54,7 +54,7 @@ def conditions(comparison: Comparison) -> list[str]:
         else "There are no validation data, so rows stand as they were asked for and nobody is called best."
     )
     same = f"The same for all: {options.get('steps', '?')} steps on {counts.get('scoring', '?')} samples"
-    repairs = "".join(f", {name} repaired" for name in options.get("repair", ()))
+    repairs = "".join(f", repaired by {name}" for name in options.get("repair", ()))
     tuned = f", {options['fit']['epochs']} epochs of fine-tuning" if comparison.is_tuned else ""
     if tuned and comparison.chosen_on and options["fit"].get("keep") == "best":
         tuned += " of which validation data choose the best"

@@ -163,7 +163,7 @@ class Plan:
                         "kept": {str(dim): _ranges(own) for dim, own in cut.kept.items()},
                         "spared": cut.spared,
                     }
-                    for cut in self.tensors
+                    for cut in sorted(self.tensors, key=lambda own: own.names)
                 ],
                 "attributes": [
                     {

@@ -15,7 +15,7 @@ from apoptosis.workflow.contest import (
     contestants_of,
 )
 from apoptosis.workflow.gradual import Sparsifying, gradual
-from apoptosis.workflow.iterative import iterative
+from apoptosis.workflow.iterative import iterative, rounds_of
 from apoptosis.workflow.one_shot import Pruning, one_shot
 from apoptosis.workflow.pruning import DEFAULT_CRITERION, DEFAULT_STEPS, default_selection, prune
 from apoptosis.workflow.sparsifying import (
@@ -46,6 +46,7 @@ __all__ = [
     "first_sample",
     "gradual",
     "iterative",
+    "rounds_of",
     "one_shot",
     "prune",
     "sparsify",

@@ -32,7 +32,7 @@ from apoptosis.comparison import (
     trial_from_data,
 )
 from apoptosis.criteria import find_criterion
-from apoptosis.errors import ConfigError, DataError
+from apoptosis.errors import ConfigError, DataError, NonFiniteError
 from apoptosis.planning import Budget
 from apoptosis.progress import track
 from apoptosis.structure import Structure, trace
@@ -53,6 +53,8 @@ from apoptosis.workflow.pruning import default_selection, prune
 __all__ = ["compare"]
 
 T = TypeVar("T", Dense, Trial)
+NO_FIGURES = {"loss": None, "accuracy": None}
+"""Of a network whose training has failed."""
 
 
 class Notes(Protocol):
@@ -188,8 +190,7 @@ class _Ground:
             )
             pruned = time.perf_counter()
             test, validation = self._judged(outcome.model)
-            tune_s = self._tuned(outcome.model)
-            again = self._judged(outcome.model) if self._options.fit.epochs else (None, None)
+            tune_s, again = self._tuned(outcome.model)
         counts = outcome.plan.counts()
         return Trial(
             contestant=contestant.name,
@@ -215,18 +216,26 @@ class _Ground:
         validation = self.data.validation
         return test, None if validation is None else _judge(model, validation, self.task)
 
-    def _tuned(self, model: nn.Module) -> float:
-        """Fine-tune it where that is asked for; the seconds it took."""
+    def _tuned(self, model: nn.Module) -> tuple[float, tuple[Judged | None, Judged | None]]:
+        """Fine-tune it where that is asked for; the seconds it took, and how it does then.
+
+        One whose loss becomes NaN has no figures, and the others go on.
+        """
         options, training = self._options.fit, self.data.training
         if not options.epochs or training is None:
-            return 0.0
+            return 0.0, (None, None)
         batches = training(self.seed) if callable(training) else training
         if batches is training and isinstance(training, Repeatable):
             batches = LaterPasses(training, options.epochs * self._options.seeds.index(self.seed))
         start = time.perf_counter()
         own = replace(options, seed=self.seed)
-        fit_(model, batches, self.task, own, validation=self.data.validation)
-        return time.perf_counter() - start
+        try:
+            fit_(model, batches, self.task, own, validation=self.data.validation)
+        except NonFiniteError:
+            before = self._judged(model)
+            gone = [None if judged is None else replace(judged, **NO_FIGURES) for judged in before]
+            return time.perf_counter() - start, (gone[0], gone[1])
+        return time.perf_counter() - start, self._judged(model)
 
 
 def _judge(model: nn.Module, batches: Iterable[Batch], task: Task) -> Judged:

@@ -5,7 +5,7 @@ a round they become shares of the network that is there, and the plans of all ro
 network.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from torch import nn
@@ -21,7 +21,7 @@ from apoptosis.workflow.arguments import first_sample
 from apoptosis.workflow.one_shot import Pruning, pruned
 from apoptosis.workflow.tuning import DEFAULT_TUNING, Material, fine_tuned, part_of
 
-__all__ = ["iterative"]
+__all__ = ["iterative", "rounds_of"]
 
 SLACK = 1 - 1e-12
 """A share of a share is rounded; it must not come out above what was asked."""
@@ -54,13 +54,27 @@ def iterative(  # noqa: PLR0913 - each word is one a user may want to say
     Raises:
         ConfigError: budgets that do not go down, or shares of groups, which would be of another network in each round.
     """
+    return tuple(rounds_of(model, budgets, data, task, pruning=pruning, fit=fit, journal=journal))
+
+
+def rounds_of(  # noqa: PLR0913 - as `iterative`
+    model: nn.Module,
+    budgets: Iterable[Budget],
+    data: Material,
+    task: Task | None = None,
+    *,
+    pruning: Pruning | None = None,
+    fit: FitOptions | None = None,
+    journal: Journal | None = None,
+) -> Iterator[Outcome[Plan]]:
+    """`iterative`, one outcome after the other, each as soon as it is there."""
     asked, how = list(budgets), pruning or Pruning()
     _check(asked, how)
     example = first_sample(model, data.scoring, task or Task.classification())
     dense = trace(model, example)
-    rounds: list[Outcome[Plan]] = []
+    before: Outcome[Plan] | None = None
     for number, budget in enumerate(asked, 1):
-        here, before = part_of(journal, f"round{number}"), rounds[-1] if rounds else None
+        here = part_of(journal, f"round{number}")
         start = model if before is None else before.model
         relative = budget if before is None else _relative(budget, before.spent)
         found = pruned(start, relative, data, task, how, part_of(here, "prune"))
@@ -75,10 +89,8 @@ def iterative(  # noqa: PLR0913 - each word is one a user may want to say
                 | {"training": before.settings.get("training", [])},
                 example_inputs=example,
             )
-        rounds.append(
-            fine_tuned(found, model, data, task, fit or DEFAULT_TUNING, part_of(here, "fit"))
-        )
-    return tuple(rounds)
+        before = fine_tuned(found, model, data, task, fit or DEFAULT_TUNING, part_of(here, "fit"))
+        yield before
 
 
 def _relative(budget: Budget, spent: tuple[Spending, ...]) -> Budget:
