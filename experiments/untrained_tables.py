@@ -1,0 +1,101 @@
+"""The page of what is lost without training, from its measured lines; nothing is measured here.
+
+    python experiments/untrained_tables.py
+
+Reads results/untrained*.csv and untrained.json (device, torch, commit, commands), writes untrained.md.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from narrow_lines import Row, read_lines
+
+RESULTS = Path(__file__).parent / "results"
+REPAIRS = {
+    "none": "as cut",
+    "batch_norm": "norms measured anew",
+    "consumers": "readers of what went refitted",
+    "refit": "every layer refitted",
+    "refit+distil": "every layer refitted, then 300 steps towards the dense network",
+}
+FLOORS = {"refit": {0.3: 90.7, 0.5: 87.0, 0.6: 83.2, 0.7: 78.3}}
+"""What the best throw-away code reached, on all test images, from 2,000 to 5,000 calibration images."""
+
+
+def page(rows: Sequence[Row], about: dict[str, Any]) -> Iterator[str]:
+    yield "# What is lost without labels and without training? The public narrow ResNet32, CIFAR-10"
+    yield ""
+    yield "```"
+    yield from about["commands"]
+    yield "```"
+    yield ""
+    images = sorted({int(row["images"]) for row in rows})
+    yield (
+        f"{about['device']}, torch {about['torch']}, commit {about['commit']}. Shares of the 560 channels inside "
+        f"blocks removed, at least 2 left in each; scores and repairs see {' or '.join(f'{n:,}' for n in images)} "
+        f"training images without labels. Accuracy in % on test images 5,000–9,999 (dense {about['dense']:.2f}; "
+        "standard error about 0.5 points); mean ± s.d. over draws where there are several, n in brackets. A way is "
+        "criterion:steps; + refits between them."
+    )
+    for repair, told in REPAIRS.items():
+        own = [row for row in rows if row["repair"] == repair]
+        if own:
+            yield from _table(own, f"{told[0].upper()}{told[1:]}", FLOORS.get(repair, {}))
+
+
+def _table(rows: Sequence[Row], title: str, floors: dict[float, float]) -> Iterator[str]:
+    removed = sorted({row["removed"] for row in rows})
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    yield ""
+    yield f"## {title}"
+    yield ""
+    yield _line(["way", *(f"{share:g} removed" for share in removed), "choosing", "repair"])
+    yield _line(["---", *["---:"] * (len(removed) + 2)])
+    for way in sorted(ways, key=lambda way: -_worth(rows, way)):
+        own = [row for row in rows if row["way"] == way]
+        cells = [_cell([r for r in own if r["removed"] == share]) for share in removed]
+        times = [f"{mean(row[name] for row in own):.0f} s" for name in ("choosing_s", "repair_s")]
+        yield _line([way, *cells, *times])
+    if floors:
+        yield _line(["*to beat*", *(f"{floors.get(share, 0):.1f}" for share in removed), "", ""])
+
+
+def _worth(rows: Sequence[Row], way: str) -> float:
+    """By the images that choices are made on; shares that it lacks count as the mean of the others."""
+    gains: list[float] = []
+    for share in {row["removed"] for row in rows}:
+        there = [row["choose"] for row in rows if row["removed"] == share]
+        own = [r["choose"] for r in rows if r["removed"] == share and r["way"] == way]
+        gains.append(mean(own) - mean(there) if own else 0.0)
+    return mean(gains)
+
+
+def _cell(rows: Sequence[Row]) -> str:
+    values = [100 * row["report"] for row in rows]
+    if not values:
+        return "–"
+    return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f} ({len(values)})" if values[1:] else "")
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def write_page(folder: Path) -> None:
+    rows = [row for path in sorted(folder.glob("untrained*.csv")) for row in read_lines(path)]
+    about = json.loads((folder / "untrained.json").read_text())
+    (folder / "untrained.md").write_text("\n".join(page(rows, about)) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    write_page(parser.parse_args().results)
+
+
+if __name__ == "__main__":
+    main()
