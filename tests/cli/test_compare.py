@@ -197,3 +197,20 @@ def test_a_budget_that_nobody_can_meet_is_refused_before_the_work(own, tmp_path)
 def test_a_file_in_the_way_is_refused_before_the_work(own, tmp_path):
     (tmp_path / "file").write_text("in the way")
     assert "file" in refused(words_of(own, "--out", tmp_path / "file"), code=2).lower()
+
+
+def test_plots_that_do_not_fit_leave_a_comparison_to_go_on_with(own, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr("matplotlib.figure.Figure.savefig", full)
+        result = RUN.invoke(app, words_of(own, "--criterion", "taylor", "--out", out))
+    assert result.exit_code == 1, result.output
+    assert f"{out}/accuracy.png:No" in "".join(result.stderr.replace("│", "").split())
+    line = result.stderr.splitlines()[-1].removeprefix("Go on: ")
+    assert line == f"apoptosis compare --config {out}.progress/run.toml --resume"
+    done(shlex.split(line)[1:])
+    assert (out / "accuracy.png").is_file()
+    assert not (tmp_path / "out.progress").exists()

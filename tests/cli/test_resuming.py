@@ -187,3 +187,30 @@ def test_nothing_stays_where_there_is_nothing_to_go_on_from(own, tmp_path, monke
     assert "Go on" not in result.stderr
     refused(words_of(own, "train", "--out", tmp_path / "a", "--learning-rate", 1e30))
     assert not list(tmp_path.iterdir()), "a training that diverges would diverge again"
+
+
+def test_a_note_that_does_not_fit_says_how_to_go_on(own, tmp_path, monkeypatch):
+    written = []
+
+    def filling(file, data):
+        written.append(file)
+        if len(written) > 3:
+            raise OSError(28, "No space left on device")
+        file.write_bytes(data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("apoptosis.checkpoint.journal._write", filling)
+        result = RUN.invoke(app, words_of(own, "rounds", "--out", tmp_path / "a"))
+    assert result.exit_code == 1, result.output
+    assert "CheckpointError" in result.stderr
+    line = result.stderr.splitlines()[-1].removeprefix("Go on: ")
+    done(shlex.split(line)[1:])
+
+
+def test_damaged_notes_are_nothing_to_go_on_with(own, tmp_path):
+    stopped(own, "train", "--out", tmp_path / "a")
+    for note in (tmp_path / "a.progress").glob("*.note"):
+        note.write_bytes(note.read_bytes()[:-4])
+    said = refused(words_of(own, "train", "--out", tmp_path / "a", "--resume"))
+    assert "is damaged" in said
+    assert "Go on" not in said
