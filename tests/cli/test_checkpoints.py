@@ -194,3 +194,12 @@ def test_masks_of_torchs_own_pruning_are_kept(tmp_path):
     loss.backward()
     optimizer.step()
     assert int(torch.count_nonzero(model[0].weight)) == 14
+
+
+def test_the_lines_to_load_hold_for_every_name_of_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out = 'a "b" \\c'
+    found = run("train", "digits_cnn", "--data", "digits", "--epochs", 1, "--out", out)
+    names: dict = {}
+    exec("\n".join(found["load"]), names)
+    assert isinstance(names["small"], nn.Module)

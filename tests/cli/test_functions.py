@@ -67,6 +67,50 @@ def test_the_lines_to_load_find_the_neighbours(tmp_path):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+NET_SOURCE = """
+from torch import nn
+
+class Net(nn.Linear):
+    pass
+
+def make():
+    return Net(3, 2)
+"""
+
+
+def test_what_the_lines_load_can_be_pickled(tmp_path, monkeypatch):
+    from apoptosis.cli.sources import make_model
+
+    (tmp_path / "nets_to_pickle.py").write_text(NET_SOURCE)
+    for folder, name in ((tmp_path, "nets_to_pickle.py"), (tmp_path.parent, None)):
+        monkeypatch.chdir(folder)
+        named = make_model(f"{name or tmp_path / 'nets_to_pickle.py'}:make")
+        assert ("sys.path" in named.imports) == (name is None)
+        assert named.imports.splitlines()[-1] == "from nets_to_pickle import make"
+        code = f"{named.imports}\nimport io, torch\ntorch.save(({named.maker})(), io.BytesIO())"
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", ["my-nets", "class", "two words", 'a"b', "näh😀"])
+def test_files_that_cannot_be_imported_by_name_are_run(tmp_path, name):
+    from apoptosis.cli.sources import make_model
+
+    path = tmp_path / f"{name}.py"
+    path.write_text(NET_SOURCE)
+    named = make_model(f"{path}:make")
+    assert "runpy" in named.imports
+    code = f"{named.imports}\nassert ({named.maker})().in_features == 3"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", ["json", "torch"])
+def test_the_name_of_another_module_is_not_imported(tmp_path, name):
+    from apoptosis.cli.sources import make_model
+
+    (tmp_path / f"{name}.py").write_text(NET_SOURCE)
+    assert "runpy" in make_model(f"{tmp_path / name}.py:make").maker
+
+
 def test_a_file_without_a_function_is_answered_with_those_it_has(own):
     for name in (own, f"{own}:"):
         with pytest.raises(

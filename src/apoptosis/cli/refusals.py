@@ -66,7 +66,7 @@ def _told(error: Exception) -> str:
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
     where = "" if error.filename is None else f"{error.filename}: "
-    return f"{where}{sentence(error.strerror)} {REMEDIES.get(error.errno, OTHER_REMEDY)}"
+    return f"{where}{sentence(error.strerror)} {REMEDIES.get(error.errno or 0, OTHER_REMEDY)}"
 
 
 _ROOM = "Make room on that disk, or give a place on another."
