@@ -136,3 +136,23 @@ def test_the_words_of_others_end_with_one_full_stop(tmp_path):
         path.write_text(f"def make():\n    raise ValueError('{said}')\n")
         with pytest.raises(ConfigError, match=r"ValueError: no more\. At "):
             call_function(f"{path}:make", "a model")
+
+
+@pytest.mark.parametrize(
+    "line", ["sys.exit(3)", "raise SystemExit", "def make():\n    sys.exit(3)"]
+)
+def test_a_file_that_ends_python_is_refused_in_words(tmp_path, line):
+    path = tmp_path / "quits.py"
+    path.write_text(f"import sys\n{line}\n")
+    with pytest.raises(ConfigError, match=r"ended Python by itself .*__main__.* At .*quits.py:\d"):
+        call_function(f"{path}:make", "a model")
+
+
+def test_a_misspelt_function_is_answered_with_the_nearest_and_lists_say_that_they_end(tmp_path):
+    path = tmp_path / "many.py"
+    names = ["make", *(f"net{number}" for number in range(10))]
+    path.write_text("".join(f"def {name}():\n    pass\n" for name in names))
+    with pytest.raises(ConfigError, match=r"'mak'\. Did you mean 'make'\? It has .*net8, …\."):
+        call_function(f"{path}:mak", "a model")
+    with pytest.raises(ConfigError, match=r"It has make, .*net8, …\."):
+        check_has_function(str(path))

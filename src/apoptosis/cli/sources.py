@@ -117,9 +117,10 @@ def _made(name: str) -> NamedModel:
     if not is_function_name(name):
         check_has_function(name)
         _check_is_no_folder(name)
+        near = nearest(name, [*_checkpoints_in(Path()), *MODELS])
         own, libraries = ", ".join(MODELS), ", ".join(f"{library}:NAME" for library in _LIBRARIES)
         raise ConfigError(
-            f"There is no model {name!r}.{nearest(name, MODELS)} Known are {own}, {libraries}, folders of "
+            f"There is no model {name!r}.{near} Known are {own}, {libraries}, folders of "
             "checkpoints, and module:function or file.py:function for your own."
         )
     return _own(name)
@@ -133,8 +134,13 @@ def _check_is_no_folder(name: str) -> None:
             f"transformers model write transformers:{name}"
         )
     if len(path.parts) > 1:
-        others = [place.name for place in path.parent.glob("*") if is_checkpoint(place)]
-        raise ConfigError(f"There is no checkpoint {name}.{nearest(path.name, others)}")
+        near = get_close_matches(path.name, _checkpoints_in(path.parent), n=1)
+        question = f" Did you mean {str(Path(name).with_name(near[0]))!r}?" if near else ""
+        raise ConfigError(f"There is no checkpoint {name}.{question}")
+
+
+def _checkpoints_in(folder: Path) -> list[str]:
+    return [place.name for place in folder.glob("*") if is_checkpoint(place)]
 
 
 def _own(name: str) -> NamedModel:
