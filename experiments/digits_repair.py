@@ -2,8 +2,8 @@
 
     python experiments/digits_repair.py --out experiments/results/digits_repair.md
 
-The CNN of the digits, four seeds (split, weights, order), six epochs. Each way prunes it to 50, 25 and 15 % of its MACs and
-refits it on the 1,200 training images; accuracy on the 297 validation images, which neither scores nor repairs saw.
+The CNN of the digits, four seeds (split, weights, order), six epochs. Each way prunes it to 50, 25 and 15 % of its MACs
+and refits it on the 1,200 training images; accuracy on the 297 validation images, which neither scores nor repairs saw.
 A way is criterion:steps; + refits between the steps.
 """
 
@@ -78,8 +78,8 @@ def main() -> None:
         f"    python experiments/digits_repair.py {shlex.join(sys.argv[1:])}",
         "",
         f"CPU, one thread, torch {torch.__version__}, commit {commit}; accuracy in % on 297 validation images, mean ± "
-        f"s.d. over {args.seeds} seeds; dense {mean(dense):.1f} ± {stdev(dense):.1f}. Every row is repaired by `refit`; "
-        "+ refits between the steps. Rows by their mean.",
+        f"s.d. over {args.seeds} seeds; dense {mean(dense):.1f} ± {stdev(dense):.1f}. Every row is repaired by "
+        "`refit`; + refits between the steps. Rows by their mean.",
         "",
         f"| way | {' | '.join(f'{share:.0%} of the MACs' for share in SHARES)} | seconds |",
         f"|---|{'---:|' * (len(SHARES) + 1)}",

@@ -42,3 +42,12 @@ def test_nan_is_refused_and_nothing_is_written(tmp_path):
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(tmp_path / "a.json", float("nan"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_told_with_the_name_that_was_asked_for(tmp_path):
+    def full(file):
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left on device: '.*result.txt'") as caught:
+        write_file(tmp_path / "result.txt", full)
+    assert caught.value.filename == str(tmp_path / "result.txt")

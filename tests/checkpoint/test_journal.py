@@ -166,11 +166,24 @@ def test_a_full_disk_leaves_the_last_note(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(CheckpointError, match=r"No space left.*make room.*resume"):
+        with pytest.raises(
+            CheckpointError, match=r"No space left.*Notes before.*make room.*resume"
+        ):
             journal.write("step", {"number": 2})
         monkeypatch.undo()
         assert journal.read("step").facts == {"number": 1}
         assert list(journal.folder.glob(".*.note")) == []
+
+
+def test_a_first_note_that_does_not_fit_promises_none_before_it(tmp_path, monkeypatch):
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with open_journal(tmp_path / "run", SETTINGS) as journal:
+        with pytest.raises(CheckpointError, match="none before it.*begin again") as caught:
+            journal.write("step", {"number": 1})
+        assert "resume" not in str(caught.value)
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root writes everywhere")

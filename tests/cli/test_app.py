@@ -91,3 +91,13 @@ def test_the_module_runs_as_the_command():
         [sys.executable, "-m", "apoptosis", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == f"apoptosis {__version__}"
+
+
+def test_what_the_system_says_comes_with_its_place_and_a_remedy(monkeypatch):
+    failed = failing_demo(monkeypatch, PermissionError(13, "Permission denied", "demo/a.png"))
+    assert failed.exit_code == 1
+    said = " ".join(failed.stderr.replace("│", " ").split())
+    assert "demo/a.png: Permission denied. Give a place that you may use" in said
+    assert "Errno" not in said
+    failed = failing_demo(monkeypatch, OSError("their own words"))
+    assert "their own words" in failed.stderr

@@ -153,7 +153,7 @@ def test_a_dense_network_is_saved_with_the_plan_that_keeps_everything(tmp_path):
 def test_folders_that_are_none_are_told_apart(half, tmp_path):
     with pytest.raises(ConfigError, match=r"without run.json, so no checkpoint"):
         make_model(str(tmp_path))
-    with pytest.raises(ConfigError, match=r"no checkpoint .*hafl. Did you mean 'half'"):
+    with pytest.raises(ConfigError, match=r"no checkpoint .*hafl. Did you mean '.*/half'"):
         make_model(str(half[1].parent / "hafl"))
 
 
@@ -194,3 +194,31 @@ def test_masks_of_torchs_own_pruning_are_kept(tmp_path):
     loss.backward()
     optimizer.step()
     assert int(torch.count_nonzero(model[0].weight)) == 14
+
+
+def test_the_lines_to_load_hold_for_every_name_of_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out = 'a "b" \\c'
+    found = run("train", "digits_cnn", "--data", "digits", "--epochs", 1, "--out", out)
+    names: dict = {}
+    exec("\n".join(found["load"]), names)
+    assert isinstance(names["small"], nn.Module)
+
+
+def test_the_nearest_checkpoint_is_named_as_it_would_be_typed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for place in ("runs/digits", "dense"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "run.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"no checkpoint runs/digts\. Did you mean 'runs/digits'"):
+        make_model("runs/digts")
+    with pytest.raises(ConfigError, match="no model 'dens'. Did you mean 'dense'"):
+        make_model("dens")
+
+
+@pytest.mark.parametrize("command", ["train", "finetune", "prune"])
+def test_a_place_with_detours_leaves_no_folder_on_the_way(own, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    words = [command, f"{own}:make", "--data", f"{own}:both", "--out", "./x/../y/"]
+    run(*words, *(["--keep-params", "0.5", "--steps", "1"] if command == "prune" else []))
+    assert [place.name for place in tmp_path.iterdir()] == ["y"]

@@ -197,3 +197,38 @@ def test_a_budget_that_nobody_can_meet_is_refused_before_the_work(own, tmp_path)
 def test_a_file_in_the_way_is_refused_before_the_work(own, tmp_path):
     (tmp_path / "file").write_text("in the way")
     assert "file" in refused(words_of(own, "--out", tmp_path / "file"), code=2).lower()
+
+
+@pytest.mark.parametrize("name", ["run.json", "thesis.tex"])
+def test_tables_are_not_put_among_other_files(own, tmp_path, name):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text("{}")
+    text = refused(words_of(own, "--out", tmp_path / "out"))
+    assert "earlier comparison" in text
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [name]
+
+
+def test_an_earlier_comparison_may_be_replaced(own, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "comparison.md").write_text("half of one")
+    (tmp_path / "out" / "thoughts.txt").write_text("mine")
+    done(words_of(own, "--criterion", "taylor", "--out", tmp_path / "out"))
+    assert (tmp_path / "out" / "comparison.md").read_text() != "half of one"
+    assert (tmp_path / "out" / "thoughts.txt").read_text() == "mine"
+
+
+def test_plots_that_do_not_fit_leave_a_comparison_to_go_on_with(own, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr("matplotlib.figure.Figure.savefig", full)
+        result = RUN.invoke(app, words_of(own, "--criterion", "taylor", "--out", out))
+    assert result.exit_code == 1, result.output
+    assert f"{out}/accuracy.png:No" in "".join(result.stderr.replace("│", "").split())
+    line = result.stderr.splitlines()[-1].removeprefix("Go on: ")
+    assert line == f"apoptosis compare --config {out}.progress/run.toml --resume"
+    done(shlex.split(line)[1:])
+    assert (out / "accuracy.png").is_file()
+    assert not (tmp_path / "out.progress").exists()

@@ -67,6 +67,50 @@ def test_the_lines_to_load_find_the_neighbours(tmp_path):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+NET_SOURCE = """
+from torch import nn
+
+class Net(nn.Linear):
+    pass
+
+def make():
+    return Net(3, 2)
+"""
+
+
+def test_what_the_lines_load_can_be_pickled(tmp_path, monkeypatch):
+    from apoptosis.cli.sources import make_model
+
+    (tmp_path / "nets_to_pickle.py").write_text(NET_SOURCE)
+    for folder, name in ((tmp_path, "nets_to_pickle.py"), (tmp_path.parent, None)):
+        monkeypatch.chdir(folder)
+        named = make_model(f"{name or tmp_path / 'nets_to_pickle.py'}:make")
+        assert ("sys.path" in named.imports) == (name is None)
+        assert named.imports.splitlines()[-1] == "from nets_to_pickle import make"
+        code = f"{named.imports}\nimport io, torch\ntorch.save(({named.maker})(), io.BytesIO())"
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", ["my-nets", "class", "two words", 'a"b', "näh😀"])
+def test_files_that_cannot_be_imported_by_name_are_run(tmp_path, name):
+    from apoptosis.cli.sources import make_model
+
+    path = tmp_path / f"{name}.py"
+    path.write_text(NET_SOURCE)
+    named = make_model(f"{path}:make")
+    assert "runpy" in named.imports
+    code = f"{named.imports}\nassert ({named.maker})().in_features == 3"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", ["json", "torch"])
+def test_the_name_of_another_module_is_not_imported(tmp_path, name):
+    from apoptosis.cli.sources import make_model
+
+    (tmp_path / f"{name}.py").write_text(NET_SOURCE)
+    assert "runpy" in make_model(f"{tmp_path / name}.py:make").maker
+
+
 def test_a_file_without_a_function_is_answered_with_those_it_has(own):
     for name in (own, f"{own}:"):
         with pytest.raises(
@@ -92,3 +136,23 @@ def test_the_words_of_others_end_with_one_full_stop(tmp_path):
         path.write_text(f"def make():\n    raise ValueError('{said}')\n")
         with pytest.raises(ConfigError, match=r"ValueError: no more\. At "):
             call_function(f"{path}:make", "a model")
+
+
+@pytest.mark.parametrize(
+    "line", ["sys.exit(3)", "raise SystemExit", "def make():\n    sys.exit(3)"]
+)
+def test_a_file_that_ends_python_is_refused_in_words(tmp_path, line):
+    path = tmp_path / "quits.py"
+    path.write_text(f"import sys\n{line}\n")
+    with pytest.raises(ConfigError, match=r"ended Python by itself .*__main__.* At .*quits.py:\d"):
+        call_function(f"{path}:make", "a model")
+
+
+def test_a_misspelt_function_is_answered_with_the_nearest_and_lists_say_that_they_end(tmp_path):
+    path = tmp_path / "many.py"
+    names = ["make", *(f"net{number}" for number in range(10))]
+    path.write_text("".join(f"def {name}():\n    pass\n" for name in names))
+    with pytest.raises(ConfigError, match=r"'mak'\. Did you mean 'make'\? It has .*net8, …\."):
+        call_function(f"{path}:mak", "a model")
+    with pytest.raises(ConfigError, match=r"It has make, .*net8, …\."):
+        check_has_function(str(path))

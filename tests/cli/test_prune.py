@@ -13,6 +13,8 @@ from apoptosis.checkpoint import read_run
 from apoptosis.cli.app import app
 
 RUN = CliRunner()
+LOADING = tuple(f"  {word} " for word in ("import", "from", "small ="))
+"""How lines begin that load a result again."""
 
 SOURCE = """
 import torch
@@ -145,7 +147,7 @@ def test_asked_and_got_stand_side_by_side(half):
 
 def test_the_lines_that_are_shown_load_the_network(half, own):
     text, out = half
-    lines = text[text.index("Load it again:") :].splitlines()[1:4]
+    lines = [line for line in text.splitlines() if line.startswith(LOADING)]
     names: dict = {}
     exec("\n".join(line.strip() for line in lines), names)
     small, dense = names["small"], ap.load(out, dense=torch_dense(own))

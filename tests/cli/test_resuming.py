@@ -238,6 +238,33 @@ def test_rounds_that_were_done_stay_when_a_later_one_fails(own, tmp_path):
     more = ["--steps", "2", "--epochs", "6", "--out", str(tmp_path / "out")]
     text = refused([*words, *more])
     assert "Round 2: The training loss became nan" in text
-    assert f"What came before is saved: {tmp_path / 'out-params0.7'}" in text.replace(" ", " ")
+    assert f"What came before is saved: {tmp_path / 'out-params0.7'}" in text
     assert (tmp_path / "out-params0.7" / "run.json").is_file()
     assert not (tmp_path / "out").exists()
+
+
+def test_a_note_that_does_not_fit_says_how_to_go_on(own, tmp_path, monkeypatch):
+    written = []
+
+    def filling(file, data):
+        written.append(file)
+        if len(written) > 3:
+            raise OSError(28, "No space left on device")
+        file.write_bytes(data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("apoptosis.checkpoint.journal._write", filling)
+        result = RUN.invoke(app, words_of(own, "rounds", "--out", tmp_path / "a"))
+    assert result.exit_code == 1, result.output
+    assert "CheckpointError" in result.stderr
+    line = result.stderr.splitlines()[-1].removeprefix("Go on: ")
+    done(shlex.split(line)[1:])
+
+
+def test_damaged_notes_are_nothing_to_go_on_with(own, tmp_path):
+    stopped(own, "train", "--out", tmp_path / "a")
+    for note in (tmp_path / "a.progress").glob("*.note"):
+        note.write_bytes(note.read_bytes()[:-4])
+    said = refused(words_of(own, "train", "--out", tmp_path / "a", "--resume"))
+    assert "is damaged" in said
+    assert "Go on" not in said

@@ -196,3 +196,14 @@ make = Net
     firsts = [line.split()[0] for line in tables.splitlines() if line.strip()]
     assert name in "".join(firsts)
     assert "--criterion" not in text, "it is the default"
+
+
+@pytest.mark.parametrize(("name", "method"), [("s.json", "text"), ("s.safetensors", "bytes")])
+def test_a_full_disk_is_told_with_place_and_remedy(own, tmp_path, monkeypatch, name, method):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(f"pathlib.Path.write_{method}", full)
+    said = refused(score(own, "--out", tmp_path / name), "OSError")
+    assert f"{tmp_path / name}:Nospaceleftondevice.Makeroomonthatdisk" in said
+    assert list(tmp_path.iterdir()) == []

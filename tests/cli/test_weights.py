@@ -76,6 +76,34 @@ def test_files_of_something_else_are_refused(tmp_path, name, content):
     refused(net(), tmp_path / name, "is no")
 
 
+@pytest.mark.parametrize("old", [False, True], ids=["zip", "old"])
+@pytest.mark.parametrize("share", [0.001, 0.01, 0.5, 0.99])
+def test_a_file_that_was_cut_off_is_called_damaged(tmp_path, share, old):
+    path = tmp_path / "w.pt"
+    torch.save(nn.Linear(99, 99).state_dict(), path, _use_new_zipfile_serialization=not old)
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    refused(net(), path, "w.pt is damaged, or is no file of torch's. Take another copy")
+
+
+@pytest.mark.parametrize("content", [b"junk", b"", b"a,b,c\n1,2", b"tt.", b"{}", b"<html>"])
+def test_bytes_that_are_no_weights_are_not_called_dangerous(tmp_path, content):
+    (tmp_path / "w.pt").write_bytes(content)
+    refused(net(), tmp_path / "w.pt", "w.pt is damaged, or is no file of torch's. Take another")
+    with pytest.raises(CheckpointError) as caught:
+        load_weights_(net(), tmp_path / "w.pt")
+    assert "any code" not in str(caught.value)
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path, monkeypatch):
+    def refusing(*_, **__):
+        raise PermissionError(13, "Permission denied", "w.pt")
+
+    (tmp_path / "w.pt").touch()
+    monkeypatch.setattr(torch, "load", refusing)
+    with pytest.raises(PermissionError, match="denied"):
+        load_weights_(net(), tmp_path / "w.pt")
+
+
 def test_a_file_without_tensors_is_refused(tmp_path):
     torch.save({"epoch": 3}, tmp_path / "w.pt")
     refused(net(), tmp_path / "w.pt", r"holds a dict with \['epoch'\] and no tensors by name")

@@ -11,8 +11,26 @@ __all__ = ["write_file", "write_json"]
 
 
 def write_file(path: Path, write: Callable[[Path], object]) -> Path:
-    """Let `write` fill a temporary file beside `path`, then give it its name; on failure nothing is left behind."""
+    """Let `write` fill a temporary file beside `path`, then give it its name; on failure nothing is left behind.
+
+    Raises:
+        OSError: it cannot be written; `filename` is `path`, not the temporary file, of which nobody knows.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        return _written(path, write)
+    except OSError as error:
+        error.filename = str(path)  # a full disk comes with no name at all
+        raise
+
+
+def write_json(path: Path, value: Any) -> Path:
+    """`value` as JSON. NaN is refused: it is no JSON, and a reader would stumble over it."""
+    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+    return write_file(path, lambda file: file.write_text(text, encoding="utf-8"))
+
+
+def _written(path: Path, write: Callable[[Path], object]) -> Path:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
     os.close(handle)
     temporary = Path(name)
@@ -24,9 +42,3 @@ def write_file(path: Path, write: Callable[[Path], object]) -> Path:
         return temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def write_json(path: Path, value: Any) -> Path:
-    """`value` as JSON. NaN is refused: it is no JSON, and a reader would stumble over it."""
-    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-    return write_file(path, lambda file: file.write_text(text, encoding="utf-8"))

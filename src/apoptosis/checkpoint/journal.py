@@ -88,7 +88,7 @@ class Journal:
         """Put a note in the place of the last of that name.
 
         Raises:
-            CheckpointError: it cannot be written; the last one is as it was.
+            CheckpointError: it cannot be written; the last one, if there was one, is as it was.
         """
         start = time.monotonic()
         data = _as_bytes(facts, tensors or {})
@@ -269,7 +269,12 @@ def _write(file: Path, data: bytes) -> None:
 
 
 def _why_not_written(folder: Path, needed: int, error: OSError) -> str:
+    then = (
+        "Notes before it are as they were: make room, and go on from there (resume)."
+        if any(folder.glob(f"*{ENDING}"))
+        else "There was none before it, so nothing to go on from: make room, and begin again."
+    )
     return (
-        f"A note of {needed:,} bytes could not be written to {folder}: {error.strerror or error}. The last one is as "
-        "it was: make room, and go on from there (resume)."
+        f"A note of {needed:,} bytes could not be written to {folder}: {error.strerror or error}. "
+        f"{then}"
     )

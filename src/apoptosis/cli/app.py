@@ -17,7 +17,7 @@ from apoptosis.cli.compare_command import compare
 from apoptosis.cli.evaluate_command import evaluate
 from apoptosis.cli.kinds import TwoKinds
 from apoptosis.cli.option_groups import spread
-from apoptosis.cli.options import AggregationOption, ModelArgument
+from apoptosis.cli.options import AggregationOption, ModelArgument, plain_place
 from apoptosis.cli.prune_command import prune
 from apoptosis.cli.refusals import INTERRUPTED, errors_shown, say_interrupted
 from apoptosis.cli.subject_options import SubjectOptions
@@ -99,7 +99,10 @@ def demo(
     context: typer.Context,
     *,
     out: Annotated[
-        Path, typer.Option(help="Folder for all tables and plots.", file_okay=False)
+        Path,
+        typer.Option(
+            help="Folder for all tables and plots.", callback=plain_place, file_okay=False
+        ),
     ] = Path("demo"),
     seed: Annotated[
         int, typer.Option(help="Draws the split, the weights and the order.", min=0)
@@ -206,6 +209,7 @@ def score(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
         Path | None,
         typer.Option(
             help="FILE.json for scores of units, FILE.safetensors for those of parameters.",
+            callback=plain_place,
             show_default=False,
         ),
     ] = None,

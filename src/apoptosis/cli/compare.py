@@ -17,14 +17,14 @@ from apoptosis.cli.bars import progress_bars
 from apoptosis.cli.compare_facts import commit, versions
 from apoptosis.cli.compare_tables import DryRun, show_comparison, show_dry_run
 from apoptosis.cli.names import check_name
-from apoptosis.cli.places import free_place
+from apoptosis.cli.places import check_comparison, free_place
 from apoptosis.cli.resuming import Asked, noted
 from apoptosis.cli.subject import Subject, SubjectOptions, find_subject, seeded, train_if_new_
 from apoptosis.cli.training_options import PruneTuning
 from apoptosis.cli.typed_words import in_typed_words
 from apoptosis.comparison import Comparison
 from apoptosis.criteria import CRITERIA
-from apoptosis.errors import ConfigError, DataError
+from apoptosis.errors import DataError
 from apoptosis.planning import Budget, check_reachable
 from apoptosis.repair import REPAIRS
 from apoptosis.report import write_comparison
@@ -174,8 +174,8 @@ def _check(options: ComparisonOptions) -> None:
     for name in options.repair:
         check_name("repair", name, REPAIRS)
     options.conditions()
-    if options.out is not None and options.out.exists() and not options.out.is_dir():
-        raise ConfigError(f"--out {options.out} is a file; tables and plots need a folder.")
+    if options.out is not None:
+        check_comparison(options.out)
 
 
 def _contest_data(options: ComparisonOptions, subject: Subject) -> ContestData:

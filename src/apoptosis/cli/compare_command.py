@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from apoptosis.cli.option_groups import Group, spread
-from apoptosis.cli.options import REPAIR_HELP, JsonOption, ResumeOption, Shares, shares
+from apoptosis.cli.options import REPAIR_HELP, JsonOption, ResumeOption, Shares, plain_place, shares
 from apoptosis.cli.refusals import errors_shown
 from apoptosis.cli.resuming import asked_of
 from apoptosis.cli.subject_options import SubjectOptions
@@ -62,6 +62,7 @@ def compare(  # noqa: PLR0913 - one parameter per option is how typer reads a co
         Path | None,
         typer.Option(
             help="Folder for tables and plots; runs/ and a free name unless said.",
+            callback=plain_place,
             show_default=False,
             file_okay=False,
         ),

@@ -19,6 +19,12 @@ from apoptosis.errors import ConfigError
 
 __all__ = ["call_function", "check_has_function", "is_function_name", "told"]
 
+SHOWN = 10
+"""So many names are listed of what a file has."""
+AS_A_SCRIPT = (
+    "Let what is for running the file as a script stand below `if __name__ == '__main__':`."
+)
+
 
 def is_function_name(name: str) -> bool:
     """Whether it is one by its form.
@@ -45,7 +51,7 @@ def check_has_function(name: str) -> None:
     except (SyntaxError, ValueError):
         parts = []
     found = [p.name for p in parts if isinstance(p, ast.FunctionDef) and p.name[:1] != "_"]
-    has = f" It has {', '.join(found[:10])}." if found else ""
+    has = f" It has {_some(found)}." if found else ""
     raise ConfigError(f"Say which function: {path}:{found[0] if found else 'make'}.{has}")
 
 
@@ -73,13 +79,15 @@ def call_function(name: str, gives: str) -> Any:
     try:
         with redirect_stdout(sys.stderr):
             return function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(told(name, error)) from error
 
 
-def told(what: str, error: Exception) -> str:
+def told(what: str, error: BaseException) -> str:
     """What failed, why, and on which line of the person's file: the first that ran after Python's own and ours."""
     message = f"{what} failed with {type(error).__name__}: {sentence(str(error) or 'no message')}"
+    if isinstance(error, SystemExit):
+        message = f"{what} ended Python by itself (SystemExit: {error.code}). {AS_A_SCRIPT}"
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -115,9 +123,13 @@ def _function(module: Any, path: str, name: str) -> Callable[..., Any]:
             and getattr(item, "__module__", None) == module.__name__
         ]
         raise ConfigError(
-            f"{path} has no function {name!r}. It has {', '.join(functions[:10]) or 'none'}."
+            f"{path} has no function {name!r}.{nearest(name, functions)} It has {_some(functions) or 'none'}."
         )
     return function
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join([*names[:SHOWN], *(["…"] if len(names) > SHOWN else [])])
 
 
 def _imported(path: str) -> Any:
@@ -128,7 +140,7 @@ def _imported(path: str) -> Any:
             f"{path!r} cannot be imported ({error}). Give a module that Python finds from this folder, or "
             "path/to/file.py."
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(told(path, error)) from error
 
 
@@ -144,7 +156,7 @@ def _from_file(path: Path) -> Any:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ConfigError(told(str(path), error)) from error
     return module

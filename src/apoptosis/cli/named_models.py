@@ -4,7 +4,6 @@ A checkpoint says which model it was made from (`settings["subject"]["model"]`),
 made again: a function in a file is called again.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from apoptosis.checkpoint import load_outcome, read_run
+from apoptosis.cli.names import quoted
 from apoptosis.errors import ApoptosisError, CheckpointError
 from apoptosis.masks import MaskPlan
 from apoptosis.records import Outcome
@@ -28,7 +28,7 @@ class NamedModel:
     Attributes:
         model: as it was made.
         example_inputs: to run it on; None where none are known.
-        imports: what Python must import to make it again.
+        imports: what Python must import to make it again, in one line or two.
         maker: the Python expression of a function that makes it again.
         has_random_weights: it comes from a library and nobody trained it.
         name: what was typed; of a checkpoint, the model that its plan starts from.
@@ -95,7 +95,7 @@ def joined(named: NamedModel, outcome: Outcome[Any]) -> tuple[Outcome[Any], Name
         return replace(outcome, plan=before.plan.then(outcome.plan)), named
     if isinstance(before.plan, MaskPlan) or not before.plan.tensors:
         return outcome, named
-    place = json.dumps(str(named.folder))
+    place = quoted(str(named.folder))
     return outcome, replace(
         named,
         name=str(named.folder),

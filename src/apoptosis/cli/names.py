@@ -1,11 +1,12 @@
 """Names that a person typed, looked up in the tables that hold them."""
 
+import json
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 from apoptosis.errors import ConfigError
 
-__all__ = ["check_name", "counted", "nearest", "sentence"]
+__all__ = ["check_name", "counted", "nearest", "quoted", "sentence"]
 
 
 def check_name(what: str, asked: str, known: Iterable[str]) -> None:
@@ -39,6 +40,15 @@ def counted(num: int, one: str, many: str = "") -> str:
     ('1 step', '2 steps', '2 batches')
     """
     return f"{num} {one if num == 1 else many or one + 's'}"
+
+
+def quoted(text: str) -> str:
+    """A text as Python writes it, whatever stands in it.
+
+    >>> print(quoted('a "b"'))
+    "a \\"b\\""
+    """
+    return json.dumps(text, ensure_ascii=False)
 
 
 def sentence(text: str) -> str:

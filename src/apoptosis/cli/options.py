@@ -1,5 +1,6 @@
 """Arguments and options that several commands have, said once. No torch here: help answers at once."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,7 @@ __all__ = [
     "SamplesOption",
     "SeedOption",
     "Shares",
+    "plain_place",
     "share",
     "shares",
     "WeightsOption",
@@ -89,6 +91,23 @@ def shares(text: str | Shares) -> Shares:
     if len(set(found)) < len(found):
         raise typer.BadParameter(f"{text} has a share twice")
     return found
+
+
+def plain_place(path: Path | None) -> Path | None:
+    """A place to write to without detours: of `x/../y` nobody should find a new folder `x`.
+
+    >>> str(plain_place(Path("x/../y"))), str(plain_place(Path("../y")))
+    ('y', '../y')
+    """
+    if path is None:
+        return None
+    path = path.expanduser()
+    steps = [part == ".." for part in path.parts]
+    if not any(after and not before for before, after in zip(steps, steps[1:], strict=False)):
+        return path
+    # Where x is a link, the system goes to its target before it goes up.
+    real, here = Path(os.path.realpath(path)), Path.cwd()
+    return real.relative_to(here) if here in real.parents else real
 
 
 REPAIR_HELP = (

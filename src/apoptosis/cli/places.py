@@ -8,7 +8,7 @@ from pathlib import Path
 from apoptosis.checkpoint.folders import MEMBERS
 from apoptosis.errors import CheckpointError, ConfigError
 
-__all__ = ["check_file", "check_folder", "free_place"]
+__all__ = ["check_comparison", "check_file", "check_folder", "free_place"]
 
 
 def free_place(model: str, *parts: str) -> Path:
@@ -41,6 +41,27 @@ def check_folder(path: Path) -> None:
         )
     if because := _why_not_there(path):
         raise CheckpointError(f"--out {path} cannot be made: {because}. Give another place.")
+
+
+def check_comparison(path: Path) -> None:
+    """Refuse what tables and plots should not be put among.
+
+    Raises:
+        ConfigError: a file is there, or a folder of other things, or it may not be written to.
+    """
+    if path.is_dir():
+        names = sorted(item.name for item in path.iterdir())
+        is_earlier = any(name.startswith("comparison.") for name in names)
+        if names and (not is_earlier or "run.json" in names):
+            what = "a checkpoint" if "run.json" in names else f"a folder with {names[0]!r}"
+            raise ConfigError(
+                f"--out {path} is {what}, and tables and plots would lie among its files. Give a folder that does not "
+                "exist yet, or an earlier comparison to replace."
+            )
+    elif path.exists():
+        raise ConfigError(f"--out {path} is a file; tables and plots need a folder.")
+    if because := _why_not_there(path):
+        raise ConfigError(f"--out {path} cannot be made: {because}. Give another place.")
 
 
 def check_file(path: Path) -> None:

@@ -16,6 +16,7 @@ from apoptosis.cli.options import (
     JsonOption,
     ResumeOption,
     Shares,
+    plain_place,
     share,
     shares,
 )
@@ -221,6 +222,7 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
         Path | None,
         typer.Option(
             help="Folder for the result; runs/ and a free name of what was asked for unless said.",
+            callback=plain_place,
             show_default=False,
         ),
     ] = None,

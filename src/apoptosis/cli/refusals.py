@@ -1,5 +1,6 @@
 """What is shown when a command does not get to its end: cause and remedy on one screen, and an exit code."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -8,6 +9,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
+from apoptosis.cli.names import sentence
 from apoptosis.errors import ApoptosisError
 
 __all__ = ["INTERRUPTED", "Stopped", "errors_shown", "say", "say_interrupted", "show_refusal"]
@@ -42,10 +44,14 @@ def show_refusal(error: Exception, context: typer.Context) -> None:
     if debug:
         console.print_exception()
     console.print(
-        Panel(Text(str(error)), title=type(error).__name__, title_align="left", border_style="red")
+        Panel(
+            Text(_told(error)), title=type(error).__name__, title_align="left", border_style="red"
+        )
     )
     if not debug:
         console.print("Where it came from: apoptosis --debug " + str(context.info_name) + " …")
+    for note in getattr(error, "__notes__", ()):  # such as the command that goes on
+        console.print(Text(note), soft_wrap=True)
 
 
 def say(text: str) -> None:
@@ -59,3 +65,26 @@ def say_interrupted(go_on: str = "") -> None:
     console.print("Stopped. Files are written whole or not at all, so none is half done.")
     if go_on:
         console.print(Text(f"Go on: {go_on}"), soft_wrap=True)
+
+
+def _told(error: Exception) -> str:
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    where = "" if error.filename is None else f"{error.filename}: "
+    return f"{where}{sentence(error.strerror)} {REMEDIES.get(error.errno or 0, OTHER_REMEDY)}"
+
+
+_ROOM = "Make room on that disk, or give a place on another."
+_RIGHTS = "Give a place that you may use, or have its rights changed."
+REMEDIES = {
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.EFBIG: _ROOM,
+    errno.EACCES: _RIGHTS,
+    errno.EPERM: _RIGHTS,
+    errno.EROFS: _RIGHTS,
+    errno.ENOENT: "Look whether the name is right.",
+    errno.ENAMETOOLONG: "Give a shorter name.",
+}
+"""What can be done, by what the system says."""
+OTHER_REMEDY = "Look at that place and its disk, or give another."

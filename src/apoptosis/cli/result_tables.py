@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from apoptosis.cli.figures import metric, metric_name
 from apoptosis.cli.finishing import Finished
-from apoptosis.cli.names import counted
+from apoptosis.cli.names import counted, quoted
 from apoptosis.criteria import CRITERIA
 from apoptosis.records import StepRecord
 from apoptosis.task import Batch
@@ -80,11 +80,10 @@ def show_place(run: Finished[Any], console: Console) -> None:
 
 def load_lines(run: Finished[Any]) -> list[str]:
     """Python that makes the small network again."""
-    place, named = str(run.saved).replace("\\", "/"), run.named
     return [
         "import apoptosis as ap",
-        named.imports,
-        f'small = ap.load("{place}", dense={named.maker})',
+        *run.named.imports.splitlines(),
+        f"small = ap.load({quoted(run.saved.as_posix())}, dense={run.named.maker})",
     ]
 
 

@@ -94,7 +94,7 @@ def check_may_begin(asked: Asked, place: Path) -> None:
 def noted(
     asked: Asked, place: Path, network: "Mapping[str, Tensor] | None" = None
 ) -> "Iterator[Journal]":
-    """Keep notes while the block runs; whoever stops it is told how to go on.
+    """Keep notes while the block runs; whoever stops it, or runs out of room, is told how to go on.
 
     Args:
         asked: the command.
@@ -126,8 +126,15 @@ def noted(
                 journal.remove()
             elif isinstance(error, KeyboardInterrupt):
                 raise Stopped(_line(asked, folder)) from error
+            elif _can_be_mended(error):
+                error.add_note(f"Go on: {_line(asked, folder)}")
             raise
         journal.remove()
+
+
+def _can_be_mended(error: BaseException) -> bool:
+    """Whether notes are of use after it: a full disk, data that could not be read; not notes that are damaged."""
+    return not isinstance(error, CheckpointError) or isinstance(error.__cause__, OSError)
 
 
 def _folder(place: Path) -> Path:

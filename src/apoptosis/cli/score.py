@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from safetensors.torch import save_file
+from safetensors.torch import save as as_bytes
 
 from apoptosis.checkpoint import write_file, write_json
 from apoptosis.cli.bars import progress_bars
@@ -145,7 +145,8 @@ def _write(options: ScoreOptions, scores: Scores | None, units: UnitScores) -> N
     kept = ("model", "data", "criterion", "options", "samples", "loss")
     metadata = {name: json.dumps(facts[name]) for name in kept}
     values = {name: value.detach().cpu().contiguous() for name, value in scores.values.items()}
-    write_file(options.out, lambda path: save_file(values, path, metadata))
+    data = as_bytes(values, metadata)  # safetensors' own writer says of a full disk no OSError
+    write_file(options.out, lambda path: path.write_bytes(data))
 
 
 def _least(units: UnitScores, num: int) -> list[tuple[str, int, float]]:

@@ -13,7 +13,8 @@ other library models have random ones.
 """
 
 import importlib
-import json
+import keyword
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from difflib import get_close_matches
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 
 from apoptosis.cli.functions import call_function, check_has_function, is_function_name
 from apoptosis.cli.named_models import NamedModel, is_checkpoint, saved_model
-from apoptosis.cli.names import nearest, sentence
+from apoptosis.cli.names import nearest, quoted, sentence
 from apoptosis.errors import ConfigError
 from apoptosis.models import MODELS
 
@@ -105,7 +106,7 @@ def _made(name: str) -> NamedModel:
             entry.make(),
             (torch.zeros(entry.input_shape),),
             "from apoptosis.models import MODELS",
-            f"MODELS[{json.dumps(name)}].make",
+            f"MODELS[{quoted(name)}].make",
             has_random_weights=True,
         )
     if is_checkpoint(name):
@@ -116,9 +117,10 @@ def _made(name: str) -> NamedModel:
     if not is_function_name(name):
         check_has_function(name)
         _check_is_no_folder(name)
+        near = nearest(name, [*_checkpoints_in(Path()), *MODELS])
         own, libraries = ", ".join(MODELS), ", ".join(f"{library}:NAME" for library in _LIBRARIES)
         raise ConfigError(
-            f"There is no model {name!r}.{nearest(name, MODELS)} Known are {own}, {libraries}, folders of "
+            f"There is no model {name!r}.{near} Known are {own}, {libraries}, folders of "
             "checkpoints, and module:function or file.py:function for your own."
         )
     return _own(name)
@@ -132,8 +134,13 @@ def _check_is_no_folder(name: str) -> None:
             f"transformers model write transformers:{name}"
         )
     if len(path.parts) > 1:
-        others = [place.name for place in path.parent.glob("*") if is_checkpoint(place)]
-        raise ConfigError(f"There is no checkpoint {name}.{nearest(path.name, others)}")
+        near = get_close_matches(path.name, _checkpoints_in(path.parent), n=1)
+        question = f" Did you mean {str(Path(name).with_name(near[0]))!r}?" if near else ""
+        raise ConfigError(f"There is no checkpoint {name}.{question}")
+
+
+def _checkpoints_in(folder: Path) -> list[str]:
+    return [place.name for place in folder.glob("*") if is_checkpoint(place)]
 
 
 def _own(name: str) -> NamedModel:
@@ -142,16 +149,34 @@ def _own(name: str) -> NamedModel:
     model: Any
     model, known = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if path.endswith(".py"):
-        folder = json.dumps(
-            str(Path(path).parent)
-        )  # run_path alone does not find the file's neighbours
-        imports = f"import runpy, sys; sys.path.insert(0, {folder})"
-        maker = f"runpy.run_path({json.dumps(path)})[{function!r}]"
+        imports, maker = _of_file(Path(path), function)
     else:
         imports, maker = f"from {path} import {function}", function
     if model is not made:
         maker = f"lambda: {maker}()[0]"
     return NamedModel(model, known, imports, maker, has_random_weights=False)
+
+
+def _of_file(path: Path, function: str) -> tuple[str, str]:
+    """Python that gets a function of a file: by import where that finds it, so that its classes can be pickled."""
+    folder = quoted(path.parent.as_posix())
+    if not _is_importable(path):  # run_path alone does not find the file's neighbours
+        maker = f"runpy.run_path({quoted(path.as_posix())})[{function!r}]"
+        return f"import runpy, sys; sys.path.insert(0, {folder})", maker
+    is_here = path.parent.resolve() == Path.cwd()
+    to_there = "" if is_here else f"import sys; sys.path.insert(0, {folder})\n"
+    return f"{to_there}from {path.stem} import {function}", function
+
+
+def _is_importable(path: Path) -> bool:
+    """Whether `import` of its stem gives this file and no other module or package."""
+    stem = path.stem
+    if not stem.isidentifier() or keyword.iskeyword(stem) or stem in sys.stdlib_module_names:
+        return False
+    if (path.with_suffix("") / "__init__.py").is_file():
+        return False
+    known = getattr(sys.modules.get(stem), "__file__", None)
+    return stem not in sys.modules or (known and Path(known).resolve() == path.resolve()) is True
 
 
 def _timm(name: str) -> NamedModel:
@@ -165,7 +190,7 @@ def _timm(name: str) -> NamedModel:
         model,
         (torch.zeros(1, *model.pretrained_cfg["input_size"]),),
         "import timm",
-        f"lambda: timm.create_model({json.dumps(name)})",
+        f"lambda: timm.create_model({quoted(name)})",
         has_random_weights=True,
     )
 
@@ -181,7 +206,7 @@ def _torchvision(name: str) -> NamedModel:
         model,
         (torch.zeros(1, 3, 224, 224),),
         "import torchvision",
-        f"lambda: torchvision.models.get_model({json.dumps(name)}, weights=None)",
+        f"lambda: torchvision.models.get_model({quoted(name)}, weights=None)",
         has_random_weights=True,
     )
 
@@ -206,7 +231,7 @@ def _transformers(folder: str) -> NamedModel:
             f"transformers cannot make the model of {folder}: {type(error).__name__}: "
             f"{sentence(lines[0][:200])} Look at its config.json, at `architectures` and `model_type` first."
         ) from error
-    made, place = f"lambda: transformers.{type(model).__name__}", json.dumps(folder)
+    made, place = f"lambda: transformers.{type(model).__name__}", quoted(folder)
     return NamedModel(
         model,
         {"input_ids": torch.zeros(1, 16, dtype=torch.int64)},

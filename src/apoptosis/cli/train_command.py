@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from apoptosis.cli.option_groups import Group, spread
-from apoptosis.cli.options import JsonOption, ResumeOption
+from apoptosis.cli.options import JsonOption, ResumeOption, plain_place
 from apoptosis.cli.refusals import errors_shown
 from apoptosis.cli.resuming import asked_of
 from apoptosis.cli.subject_options import SubjectOptions
@@ -19,6 +19,7 @@ OutOption = Annotated[
     Path | None,
     typer.Option(
         help="Folder for the result; runs/ and a free name of what was asked for unless said.",
+        callback=plain_place,
         show_default=False,
     ),
 ]

@@ -1,11 +1,9 @@
 """Trained weights from a file into a model: every name and shape must fit, and nothing in the file is run."""
 
-import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import torch
 from safetensors import SafetensorError
@@ -25,6 +23,9 @@ WRAPPERS = ("state_dict", "model")
 """Keys under which training scripts keep the weights beside other things."""
 COUNTERS = "num_batches_tracked"
 """Of batch norms: files of older versions of torch have none, and eval mode does not read them."""
+
+FORBIDDEN = ("GLOBAL", "unrecognized function", "Can only build", "Can only create", "TorchScript")
+"""Words by which torch names what would run code: classes and functions that are not on its list, and programs."""
 
 
 def load_weights_(model: nn.Module, path: Path) -> None:
@@ -87,12 +88,12 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 def _read_torch(path: Path) -> dict[str, Any]:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, EOFError, RuntimeError, BadZipFile, ValueError) as error:
-        raise CheckpointError(
-            f"{path} is not a file of weights alone. Other pickles can run any code when they are read, so it is "
-            "refused. Where you trust it, write the weights anew: torch.save(model.state_dict(), "
-            f"'weights.pt'). torch says: {_cause(error)}"
-        ) from error
+    except PermissionError:
+        raise
+    except (
+        Exception
+    ) as error:  # of damaged bytes its unpickler lets anything through: KeyError, struct.error, …
+        raise CheckpointError(f"{path} {_why_refused(error)}") from error
     for key in WRAPPERS:
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
             found = found[key]
@@ -150,6 +151,17 @@ def _common_prefix(unexpected: list[str], missing: list[str]) -> str:
 
 def _shape(item: Any) -> tuple[int, ...] | None:
     return tuple(item.shape) if isinstance(item, Tensor) else None
+
+
+def _why_refused(error: Exception) -> str:
+    cause = _cause(error)
+    if any(words in cause for words in FORBIDDEN):
+        return (
+            "is not a file of weights alone. Other pickles can run any code when they are read, so it is refused. "
+            "Where you trust it, write the weights anew: torch.save(model.state_dict(), 'weights.pt'). torch says: "
+            f"{cause}"
+        )
+    return f"is damaged, or is no file of torch's. Take another copy of it. torch says: {cause}"
 
 
 def _cause(error: Exception) -> str:
