@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from apoptosis.criteria import elimination
 from apoptosis.criteria.elimination import Reader, eliminate
 
 
@@ -57,6 +58,30 @@ def test_what_is_paid_along_the_path_is_what_removing_the_set_costs(seed, layers
     for num in range(1, problem.units + 1):
         cost = problem.cost(tuple(path.order[:num].tolist()))
         assert float(sums[num - 1]) == pytest.approx(cost, rel=1e-8)
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_costs_stay_exact_where_several_go_in_a_round(layers, monkeypatch):
+    monkeypatch.setattr(elimination, "ROUNDS", 3)
+    problem = Problem(5, units=8, layers=layers)
+    path = eliminate(problem.readers(), problem.units)
+    assert sorted(path.order.tolist()) == list(range(8))
+    for num in range(1, 9):
+        cost = problem.cost(tuple(path.order[:num].tolist()))
+        assert float(path.costs[:num].sum()) == pytest.approx(cost, rel=1e-8)
+
+
+def test_rounds_of_several_lose_little_against_one_by_one(monkeypatch):
+    """The costs of half of 48 units, over ten problems."""
+    lost = []
+    for seed in range(10):
+        problem = Problem(seed, units=48, layers=((6, 1),))
+        exact = float(eliminate(problem.readers(), 48).costs[:24].sum())
+        with monkeypatch.context() as patch:
+            patch.setattr(elimination, "ROUNDS", 8)
+            rough = float(eliminate(problem.readers(), 48).costs[:24].sum())
+        lost.append(rough / exact)
+    assert sum(lost) / len(lost) < 1.02
 
 
 @pytest.mark.parametrize("layers", LAYERS)
@@ -126,8 +151,8 @@ def test_the_oracle_can_fail():
     """Forgetting to update P gives other costs from the second unit on."""
 
     class Forgetful(Reader):
-        def without_(self, place):
-            self.weights[:, self.columns[place]] = 0
+        def without_(self, units):
+            self.weights[:, self.columns[units].flatten()] = 0
 
     problem = Problem(0)
     readers = [Forgetful(r.inverse, r.weights, r.units, r.columns) for r in problem.readers()]

@@ -12,12 +12,15 @@ columns of each (the places of a kernel); its cost is the sum over layers.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 
 import torch
 from torch import Tensor
 
 __all__ = ["Path", "Reader", "eliminate"]
 
+ROUNDS, CANDIDATES = 64, 4
+"""In how many rounds all units go, and among how many times those that go they are chosen."""
 TIE = 1e-12
 """Of the largest cost: what tells units apart whose costs do not rise."""
 
@@ -40,15 +43,16 @@ class Reader:
 
     def costs(self) -> Tensor:
         """½ ‖T_u P_uu^-½‖² of every unit that it reads, (u,)."""
-        own = self._own_blocks()
+        own = self.inverse[self.columns[:, :, None], self.columns[:, None, :]]
         theirs = self.weights[:, self.columns].permute(1, 2, 0)  # (u, k, m)
         return 0.5 * (theirs * torch.linalg.solve(own, theirs)).sum((1, 2))
 
-    def without_(self, place: int) -> None:
-        """Refit without the unit at a place of `units`; its columns become those of an input that is not there."""
-        gone = self.columns[place]
-        block = self.inverse[gone][:, gone]
-        spread = torch.linalg.solve(block, self.inverse[gone])  # P_uu⁻¹ P_u:, (k, n)
+    def without_(self, units: Tensor) -> None:
+        """Refit without these units; their columns become those of inputs that are not there."""
+        gone = self.columns[torch.isin(self.units, units)].flatten()
+        if not len(gone):
+            return
+        spread = torch.linalg.solve(self.inverse[gone][:, gone], self.inverse[gone])  # P_QQ⁻¹ P_Q:
         self.weights.sub_(self.weights[:, gone] @ spread)
         self.inverse.sub_(self.inverse[:, gone] @ spread)
         # Exactly, so that rounding does not come back through later steps.
@@ -57,9 +61,18 @@ class Reader:
         self.inverse[:, gone] = 0
         self.inverse[gone, gone] = 1
 
-    def _own_blocks(self) -> Tensor:
-        """P_uu of every unit, (u, k, k)."""
-        return self.inverse[self.columns[:, :, None], self.columns[:, None, :]]
+    def among(self, units: Tensor) -> "Reader":
+        """The same for some of the units, numbered by their places there: updates need no other rows or columns."""
+        own = torch.isin(self.units, units)
+        columns = self.columns[own]
+        flat = columns.flatten()
+        places = (units[None, :] == self.units[own][:, None]).int().argmax(1)
+        return Reader(
+            self.inverse[flat][:, flat],
+            self.weights[:, flat],
+            places,
+            torch.arange(len(flat)).reshape(columns.shape),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,22 +92,47 @@ class Path:
 
 
 def eliminate(readers: Sequence[Reader], num_units: int) -> Path:
-    """Let all units go, the cheapest first. The tensors of `readers` are used up."""
-    places = [{int(unit): place for place, unit in enumerate(own.units)} for own in readers]
-    costs = [own.costs() for own in readers]
+    """Let all units go, the cheapest first. The tensors of `readers` are used up.
+
+    Of more than `ROUNDS` units several go in a round, one after the other among the few that are cheapest when it
+    begins: the large matrices are then updated once for all of them, and costs along the path stay exact.
+    """
+    at_once = ceil(num_units / ROUNDS)
+    left = torch.ones(num_units, dtype=torch.bool)
+    order: list[Tensor] = []
+    paid: list[Tensor] = []
+    while left.any():
+        total = torch.where(left, _total(readers, num_units), torch.inf)
+        num = min(at_once, int(left.sum()))
+        few = total.topk(min(CANDIDATES * num, int(left.sum())), largest=False).indices
+        places, costs = _one_by_one([own.among(few) for own in readers], len(few), num)
+        order.append(few[places])
+        paid.append(costs)
+        left[few[places]] = False
+        for reader in readers:
+            reader.without_(few[places])
+    return Path(torch.cat(order), torch.cat(paid))
+
+
+def _one_by_one(readers: Sequence[Reader], num_units: int, num: int) -> tuple[Tensor, Tensor]:
+    """The first `num` units of the greedy path, and what each costs."""
     left = torch.ones(num_units, dtype=torch.bool)
     order: list[int] = []
     paid: list[float] = []
-    for _ in range(num_units):
-        total = torch.zeros(num_units, dtype=torch.float64)
-        for reader, own in zip(readers, costs, strict=True):
-            total.index_add_(0, reader.units, own)
-        unit = int(torch.where(left, total, torch.inf).argmin())
+    for _ in range(num):
+        total = torch.where(left, _total(readers, num_units), torch.inf)
+        unit = int(total.argmin())
         order.append(unit)
         paid.append(float(total[unit]))
         left[unit] = False
-        for number, reader in enumerate(readers):
-            if unit in places[number]:
-                reader.without_(places[number][unit])
-                costs[number] = reader.costs()
-    return Path(torch.tensor(order), torch.tensor(paid, dtype=torch.float64))
+        if len(order) < num:
+            for reader in readers:
+                reader.without_(torch.tensor([unit]))
+    return torch.tensor(order), torch.tensor(paid, dtype=torch.float64)
+
+
+def _total(readers: Sequence[Reader], num_units: int) -> Tensor:
+    total = torch.zeros(num_units, dtype=torch.float64)
+    for reader in readers:
+        total.index_add_(0, reader.units, reader.costs())
+    return total
