@@ -101,3 +101,17 @@ def test_what_the_system_says_comes_with_its_place_and_a_remedy(monkeypatch):
     assert "Errno" not in said
     failed = failing_demo(monkeypatch, OSError("their own words"))
     assert "their own words" in failed.stderr
+
+
+def test_help_of_a_comparison_speaks_of_comparisons():
+    shown = " ".join(RUN.invoke(app, ["compare", "--help"]).output.replace("│", " ").split())
+    assert "Every pruned network is judged before" in shown
+    assert "each stage of single weights" not in shown
+
+
+def test_help_says_which_commands_read_a_file():
+    assert "Every command but criteria takes" in RUN.invoke(app, ["--help"]).output
+    for command in app.registered_commands:
+        name = command.name or command.callback.__name__
+        shown = RUN.invoke(app, [name, "--help"]).output
+        assert ("--config" in shown) == (name != "criteria"), name

@@ -81,6 +81,26 @@ def test_unknown_keys_are_answered_with_the_nearest(tmp_path):
     assert "no option 'config'" in refused(written(tmp_path, 'config = "other.toml"'))
 
 
+def test_tables_of_no_command_are_answered_with_the_nearest(tmp_path):
+    said = refused(written(tmp_path, "[prnue]\nsteps = 2"))
+    assert "no command for the table [prnue]. Did you mean 'prune'? Tables are" in said
+    said = refused(written(tmp_path, "prune = 3"))
+    assert "prune is a command, so a table is meant: write [prune]" in said
+
+
+@pytest.mark.parametrize("place", ["", "[prune]\n"])
+def test_an_option_that_stands_twice_is_refused(tmp_path, place):
+    said = refused(written(tmp_path, f"{place}keep-flops = 0.5\nkeep_flops = 0.25"))
+    assert "'keep-flops' and 'keep_flops' are one option. Keep one" in said
+
+
+@pytest.mark.parametrize("words", [("keep-flops", "keep_flops"), ("keep_flops", "keep-flops")])
+def test_a_table_comes_before_the_top_however_it_is_written(tmp_path, words):
+    top, below = words
+    text = f'model = "digits_cnn"\ndata = "digits"\n{top} = 0.5\n[prune]\n{below} = 0.4'
+    assert dry(written(tmp_path, text))["asked"] == {"flops": 0.4}
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [
@@ -91,7 +111,7 @@ def test_unknown_keys_are_answered_with_the_nearest(tmp_path):
         ('keep-units = ["a"]', "and keep-units takes a number"),
         ("name = [1]", "is a list, and name takes a text in quotes, or a list of these"),
         ("data = { a = 1 }", "is a table, and data takes a text"),
-        ("seed = 2024-01-01", "is a date, and seed takes a whole number"),
+        ("seed = 2024-01-01", "seed = 2024-01-01 is a date, and seed takes a whole number"),
     ],
 )
 def test_wrong_kinds_of_values_are_named_with_their_key(tmp_path, line, told):

@@ -342,3 +342,9 @@ def test_a_function_may_return_a_data_set(own):
     assert sum(sizes(data.training)) == 1797 - 300
     assert data.validation is None
     assert data.num_classes == 10
+
+
+@pytest.mark.parametrize("name", ["d/gone.npz", "gone.zip", "d/images"])
+def test_a_path_that_leads_nowhere_is_called_missing(name):
+    with pytest.raises(DataError, match=f"no data '{name}': there is no such file or folder"):
+        find_data(name, Reading())

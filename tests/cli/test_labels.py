@@ -48,3 +48,11 @@ def test_targets_that_are_no_classes_are_the_loss_s_own_business():
 def test_batches_without_labels_pass():
     data = NamedData(scoring=[X], task=Task.classification(), num_classes=9)
     check_labels_fit("n", data, torch.randn(4, 3), X)
+
+
+def test_a_negative_label_is_told_from_where_to_count():
+    with pytest.raises(
+        DataError, match="Labels go down to -1, and classes are counted from 0 to 2"
+    ):
+        check([0, -1, 2, -100])
+    check([0, -5, 2, 1], task=Task.classification(loss=lambda outputs, _: outputs.sum()))

@@ -264,3 +264,21 @@ def test_what_cannot_be_meant_is_refused(own, half):
     assert "--learning-rate -1.0 is not above zero" in refused(*train, "--learning-rate", -1)
     assert "is not one of sgd, adamw" in refused(*train, "--optimizer", "adam", code=2)
     assert "labels" in refused("train", f"{own}:make", "--data", f"{own}:without_labels")
+
+
+def test_one_epoch_is_told_once(own, tmp_path):
+    words = [
+        "prune",
+        f"{own}:make",
+        "--data",
+        f"{own}:both",
+        "--keep-params",
+        "0.5",
+        "--steps",
+        "1",
+    ]
+    words += ["--epochs", "1", "--out", str(tmp_path / "a")]
+    dry = RUN.invoke(app, [*words, "--dry-run"]).stdout
+    assert "Training: 1 epoch." in " ".join(dry.split())
+    shown = " ".join(RUN.invoke(app, words).stdout.split())
+    assert shown.count("in epoch 1") == 1, shown

@@ -58,14 +58,18 @@ def test_the_digits_are_there():
     [
         ("digit", "There are no data 'digit'. Did you mean 'digits'\\? Known are digits, cifar10"),
         ("cifar11", "Did you mean 'cifar1"),
-        ("some/where", "There are no data 'some/where'. Known are"),
+        (
+            "some/where",
+            "There are no data 'some/where': there is no such file or folder. Known are",
+        ),
+        ("gone.npz", "There are no data 'gone.npz': there is no such file or folder. Known"),
         ("", "There are no data ''"),
         (
             "cifar10",
             "no cifar10.npz, cifar-10-batches-py, cifar-10-python.tar.gz here or in ./data",
         ),
         ("cifar100:here", "cifar100 was asked for at here, and nothing is there. Get https"),
-        ("whole:here.zip", "here.zip cannot be read"),
+        ("whole:here.zip", "The zip file here.zip does not exist"),
     ],
 )
 def test_unknown_names_are_refused_with_what_there_is(name, message):

@@ -103,6 +103,25 @@ def test_conditions_say_what_was_judged_and_chosen_on_what():
     )
 
 
+def test_one_is_singular():
+    own = comparison()
+    options = own.facts["options"]
+    options = {**options, "steps": 1, "fit": {**options["fit"], "epochs": 1}}
+    said = conditions(replace(own, facts={**own.facts, "options": options}))[2]
+    assert "1 step on 64 samples" in said
+    assert "1 epoch of fine-tuning" in said
+
+
+def test_the_title_of_one_epoch_is_singular(tmp_path, monkeypatch):
+    titles = []
+    monkeypatch.setattr("matplotlib.axes.Axes.set_title", lambda _, text, **__: titles.append(text))
+    own = comparison()
+    options = {**own.facts["options"], "fit": {"epochs": 1}}
+    own = replace(own, facts={**own.facts, "options": options})
+    plot_accuracy_against_cost(own, tmp_path / "a.png")
+    assert titles[1] == "After 1 epoch of fine-tuning"
+
+
 def test_conditions_say_where_nothing_was_chosen():
     own = comparison()
     blind = [replace(t, validation=None, tuned_validation=None) for t in own.trials]

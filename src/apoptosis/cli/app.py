@@ -51,7 +51,7 @@ Start here:
 
   apoptosis compare digits_cnn --data digits --keep-flops 0.5 --epochs 3
 
-Every command takes its options from a file too: --config run.toml.
+Every command but criteria takes its options from a file too: --config run.toml.
 
 Exit codes: 0 done, 1 refused, 2 typed wrongly, 130 stopped by Ctrl-C.
 """,

@@ -20,7 +20,7 @@ from apoptosis.cli.names import check_name
 from apoptosis.cli.places import check_comparison, free_place
 from apoptosis.cli.resuming import Asked, noted
 from apoptosis.cli.subject import Subject, SubjectOptions, find_subject, seeded, train_if_new_
-from apoptosis.cli.training_options import PruneTuning
+from apoptosis.cli.training_options import CompareTuning
 from apoptosis.cli.typed_words import in_typed_words
 from apoptosis.comparison import Comparison
 from apoptosis.criteria import CRITERIA
@@ -53,7 +53,7 @@ class ComparisonOptions:
     uniform: bool = False
     steps: int = DEFAULT_STEPS
     repair: tuple[str, ...] = ()
-    tuning: PruneTuning = PruneTuning()
+    tuning: CompareTuning = CompareTuning()
     num_seeds: int = 1
     out: Path | None = None
     run: Asked = field(default_factory=Asked)

@@ -10,7 +10,7 @@ from apoptosis.cli.options import REPAIR_HELP, JsonOption, ResumeOption, Shares,
 from apoptosis.cli.refusals import errors_shown
 from apoptosis.cli.resuming import asked_of
 from apoptosis.cli.subject_options import SubjectOptions
-from apoptosis.cli.training_options import PruneTuning
+from apoptosis.cli.training_options import CompareTuning
 
 __all__ = ["compare"]
 
@@ -52,7 +52,7 @@ def compare(  # noqa: PLR0913 - one parameter per option is how typer reads a co
         ),
     ] = None,
     tuning: Annotated[
-        PruneTuning,
+        CompareTuning,
         Group(panel="Fine-tuning", without=("distil", "temperature", "training_batch_size")),
     ],
     seeds: Annotated[

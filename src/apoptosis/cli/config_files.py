@@ -66,7 +66,7 @@ def read_config(path: Path, command: str, commands: Iterable[str]) -> dict[str, 
     """What a file says for a command: its table, and what stands at the top.
 
     Raises:
-        ConfigError: there is no such file, or it is no TOML.
+        ConfigError: there is no such file, it is no TOML, or one option stands twice in one place.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -83,7 +83,10 @@ def read_config(path: Path, command: str, commands: Iterable[str]) -> dict[str, 
     others = {name for name in commands if isinstance(content.get(name), dict)}
     own = content.get(command, {})
     top = {name: value for name, value in content.items() if name not in others}
-    return top | (own if command in others else {})
+    below = own if command in others else {}
+    taken = _written_by_key(path, below)
+    left = {key: written for key, written in _written_by_key(path, top).items() if key not in taken}
+    return {written: top[written] for written in left.values()} | below
 
 
 def key_of(parameter: Any) -> str:
@@ -134,23 +137,55 @@ def _fill(context: typer.Context, path: Path, annotations: Mapping[str, Any]) ->
     found = read_config(path, str(command.name), siblings)
     filled: dict[str, Any] = {}
     for written, value in found.items():
-        key = written.replace("_", "-").lower()
+        key = _as_key(written)
         if key not in known:
-            raise ConfigError(_unknown(path, written, str(command.name), known, siblings))
+            is_table = isinstance(value, dict)
+            why = _no_table(written, siblings, is_table=is_table)
+            raise ConfigError(
+                f"--config {path}: {why or _unknown(written, str(command.name), known, siblings)}"
+            )
         filled[known[key]] = _as_typed(path, written, value, annotations[known[key]])
     context.default_map = filled
 
 
+def _written_by_key(path: Path, values: Mapping[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for written in values:
+        if (key := _as_key(written)) in found:
+            raise ConfigError(
+                f"--config {path}: {found[key]!r} and {written!r} are one option. Keep one of the two lines."
+            )
+        found[key] = written
+    return found
+
+
+def _as_key(written: str) -> str:
+    return written.replace("_", "-").lower()
+
+
+def _no_table(written: str, commands: Iterable[str], *, is_table: bool) -> str:
+    """What is wrong with a table of no command, or with a command that is no table; empty where it is neither."""
+    if written in commands and not is_table:
+        return (
+            f"{written} is a command, so a table is meant: write [{written}] on a line of its own, and its options "
+            "below it."
+        )
+    if written not in commands and is_table:
+        near = nearest(written, commands)
+        return f"There is no command for the table [{written}].{near} Tables are {', '.join(commands)}."
+    return ""
+
+
 def _unknown(
-    path: Path, written: str, command: str, known: Mapping[str, str], siblings: Mapping[str, Any]
+    written: str, command: str, known: Mapping[str, str], siblings: Mapping[str, Any]
 ) -> str:
-    key = written.replace("_", "-").lower()
+    key = _as_key(written)
     holders = [n for n, own in siblings.items() if key in [key_of(one) for one in own.params]]
     elsewhere = (
         f" It is one of {', '.join(holders)}: write it below [{holders[0]}]." if holders else ""
     )
     return (
-        f"--config {path}: `apoptosis {command}` has no option {written!r}."
+        f"`apoptosis {command}` has no option {written!r}."
         f"{elsewhere or nearest(key, known)} It has {', '.join(known)}."
     )
 
@@ -191,7 +226,10 @@ def _kind(annotation: Any) -> tuple[Any, bool]:
 
 
 def _shown(value: Any) -> str:
-    return _toml(value)[:60] if isinstance(value, (str, bool, int, float, list)) else "{…}"
+    if isinstance(value, dict):
+        return "{…}"
+    is_plain = isinstance(value, (str, bool, int, float, list))
+    return _toml(value)[:60] if is_plain else str(value)
 
 
 def _called(value: Any) -> str:

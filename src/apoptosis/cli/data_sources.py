@@ -17,7 +17,7 @@ from apoptosis.cli.functions import call_function, check_has_function, is_functi
 from apoptosis.cli.named_data import NamedData, Reading
 from apoptosis.cli.names import nearest
 from apoptosis.cli.own_data import own_data
-from apoptosis.data import NAMES, DataSet, find_data_set, is_data_set_name
+from apoptosis.data import NAMES, DataSet, find_data_set, is_data_set_name, why_missing
 from apoptosis.errors import DataError
 from apoptosis.task import Task
 
@@ -44,7 +44,8 @@ def find_data(name: str, reading: Reading) -> NamedData:
         return own_data(name, made, reading)
     check_has_function(name)
     raise DataError(
-        f"There are no data {name!r}.{nearest(name, NAMES)} Known are {', '.join(NAMES)} (also cifar10:PATH), the path "
+        f"There are no data {name!r}{why_missing(name)}.{nearest(name, NAMES)} Known are {', '.join(NAMES)} (also "
+        "cifar10:PATH), the path "
         "of a folder, .npz, .tar.gz or .zip, and module:function or file.py:function for your own: a function that "
         "returns batches, a tuple (batches to score on, batches to evaluate on), a dict of batches, or a DataSet."
     )

@@ -175,8 +175,10 @@ def _is_importable(path: Path) -> bool:
         return False
     if (path.with_suffix("") / "__init__.py").is_file():
         return False
-    known = getattr(sys.modules.get(stem), "__file__", None)
-    return stem not in sys.modules or (known and Path(known).resolve() == path.resolve()) is True
+    if stem not in sys.modules:
+        return True
+    known = getattr(sys.modules[stem], "__file__", None)
+    return known is not None and Path(known).resolve() == path.resolve()
 
 
 def _timm(name: str) -> NamedModel:

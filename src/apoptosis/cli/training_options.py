@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from apoptosis.cli.names import counted
+
 if TYPE_CHECKING:
     from apoptosis.training import FitOptions
 
-__all__ = ["FineTuning", "PruneTuning", "Training"]
+__all__ = ["CompareTuning", "FineTuning", "PruneTuning", "Training"]
 
 
 def one_of(*names: str) -> Callable[[str], str]:
@@ -134,4 +136,15 @@ class PruneTuning(FineTuning):
         if not self.epochs:
             return ""
         each = f" after each of {times}" if times > 1 else ""
-        return f" Training: {self.epochs * times} epochs{f', {self.epochs}{each}' if each else ''}."
+        told = counted(self.epochs * times, "epoch")
+        return f" Training: {told}{f', {self.epochs}{each}' if each else ''}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareTuning(PruneTuning):
+    """Fine-tuning of every network that a comparison prunes."""
+
+    epochs: Annotated[
+        int,
+        _epochs(" Every pruned network is judged before them and after them; 0 is none.", 0),
+    ] = 0

@@ -165,9 +165,9 @@ def _line(number: int, of: int, training: Mapping[str, Any]) -> str:
     which = f"Training {number} of {of}" if of > 1 else "Training"
     if not epochs:
         return f"{which}: no epochs."
-    losses = (
-        f"loss {epochs[0]['loss']:.4g} in epoch 1, {epochs[-1]['loss']:.4g} in epoch {len(epochs)}"
-    )
+    losses = f"loss {epochs[0]['loss']:.4g} in epoch 1"
+    if len(epochs) > 1:
+        losses += f", {epochs[-1]['loss']:.4g} in epoch {len(epochs)}"
     judged = None if kept is None else epochs[kept]["validation"]
     if kept is None or judged is None:
         return f"{which}: {losses}; the last epoch is kept, for there are no validation data."

@@ -12,7 +12,7 @@ from apoptosis.data.digits import digits
 from apoptosis.data.image_files import ImageFiles
 from apoptosis.data.image_sets import image_folder, image_zip
 from apoptosis.data.image_views import CentreCrop, ResizedCrop
-from apoptosis.data.named import NAMES, find_data_set, is_data_set_name
+from apoptosis.data.named import NAMES, find_data_set, is_data_set_name, why_missing
 from apoptosis.data.splits import DataSet, Part, Split
 
 __all__ = [
@@ -32,4 +32,5 @@ __all__ = [
     "image_folder",
     "image_zip",
     "is_data_set_name",
+    "why_missing",
 ]

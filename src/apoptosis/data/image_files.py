@@ -36,6 +36,10 @@ class Source(Protocol):
         """The block."""
         ...
 
+    def place(self, name: str) -> str:
+        """Where a file lies, for messages."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class ImageFiles:
@@ -138,7 +142,7 @@ class ImageBatches:
 
     def _image(self, read: Callable[[str], bytes], row: int, number: int) -> NDArray[np.uint8]:
         name, view = self.files.names[row], self.files.view
-        picture = decode(read(name), name)
+        picture = decode(read(name), self.files.source.place(name))
         seed = self._passes.shuffle_seed
         if self._augmentation is None or seed is None:
             return as_bytes(view.apply(picture))
@@ -183,6 +187,10 @@ class Folder:
         """Nothing is held open."""
         yield self._read
 
+    def place(self, name: str) -> str:
+        """Its whole path."""
+        return str(self.root / name)
+
     def _read(self, name: str) -> bytes:
         try:
             return (self.root / name).read_bytes()
@@ -204,14 +212,22 @@ class Zip:
         with self.open() as held:
             yield lambda name: self.read(held, name)
 
+    def place(self, name: str) -> str:
+        """The zip file, and its name in it."""
+        return f"{self.path}: {name}"
+
     def open(self) -> zipfile.ZipFile:
         """The zip file.
 
         Raises:
-            DataError: it is none, or damaged.
+            DataError: there is none, it is another file, or damaged.
         """
         try:
             return zipfile.ZipFile(self.path)
+        except FileNotFoundError as error:
+            raise DataError(
+                f"The zip file {self.path} does not exist. Look whether path and name are right."
+            ) from error
         except Exception as error:  # zipfile raises many kinds on damaged tables
             raise DataError(
                 f"{self.path} cannot be read as a zip file ({type(error).__name__}: {error}). It was cut off, or is "
@@ -227,13 +243,13 @@ class Zip:
         try:
             if held.getinfo(name).file_size > MOST_BYTES:
                 raise DataError(
-                    f"{self.path}: {name} is larger than {MOST_BYTES} bytes. Take it out."
+                    f"{self.place(name)} is larger than {MOST_BYTES} bytes. Take it out."
                 )
             return held.read(name)
         except DataError:
             raise
         except Exception as error:
             raise DataError(
-                f"{self.path}: {name} cannot be read ({type(error).__name__}: {error}). The zip file is damaged or "
+                f"{self.place(name)} cannot be read ({type(error).__name__}: {error}). The zip file is damaged or "
                 "encrypted; get it again."
             ) from error

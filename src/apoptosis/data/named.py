@@ -16,10 +16,11 @@ from apoptosis.data.image_sets import image_folder, image_zip
 from apoptosis.data.splits import DataSet
 from apoptosis.errors import DataError
 
-__all__ = ["NAMES", "find_data_set", "is_data_set_name"]
+__all__ = ["NAMES", "find_data_set", "is_data_set_name", "why_missing"]
 
 NAMES = ("digits", "cifar10", "cifar100")
 PREFIXES = ("cifar10", "cifar100", "whole")
+ENDINGS = (".npz", ".zip", ".gz", ".tgz", ".tar")
 PLACES = (Path(), Path("data"))
 
 
@@ -47,8 +48,9 @@ def find_data_set(name: str, seed: int = 0) -> DataSet[Any]:
         return load_cifar(kind, place or _looked_for(kind), seed=seed)
     if not _lies_there(name):
         raise DataError(
-            f"There are no data {name!r}.{_nearest(name)} Known are {', '.join(NAMES)}, cifar10:PATH, cifar100:PATH, "
-            "and the path of a folder of images, of an .npz or .tar.gz of CIFAR, or of a .zip of images."
+            f"There are no data {name!r}{why_missing(name)}.{_nearest(name)} Known are {', '.join(NAMES)}, "
+            "cifar10:PATH, cifar100:PATH, and the path of a folder of images, of an .npz or .tar.gz of CIFAR, "
+            "or of a .zip of images."
         )
     return _by_content(Path(name), seed)
 
@@ -61,6 +63,16 @@ def is_data_set_name(name: str) -> bool:
     """
     word, _, place = name.partition(":")
     return name in NAMES or (word in PREFIXES and bool(place)) or _lies_there(name)
+
+
+def why_missing(name: str) -> str:
+    """What to say of a name that is a path by its form; empty for others.
+
+    >>> why_missing("some/gone.npz"), why_missing("digit")
+    (': there is no such file or folder', '')
+    """
+    is_path = len(Path(name).parts) > 1 or Path(name).suffix in ENDINGS
+    return ": there is no such file or folder" if is_path else ""
 
 
 def _lies_there(name: str) -> bool:

@@ -10,6 +10,7 @@ from statistics import mean
 from typing import TYPE_CHECKING
 
 from apoptosis.comparison import Comparison, Judged, Trial
+from apoptosis.report.counts import counted
 from apoptosis.report.style import COLORS, INK, MARKERS, PALE, QUIET, new_figure, save, tidy
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def plot_accuracy_against_cost(
     panels: list[tuple[str, Figure]] = [("After pruning, before any training", lambda t: t.test)]
     if comparison.is_tuned:
         epochs = comparison.facts.get("options", {}).get("fit", {}).get("epochs")
-        training = "fine-tuning" if epochs is None else f"{epochs} epochs of fine-tuning"
+        training = "fine-tuning" if epochs is None else f"{counted(epochs, 'epoch')} of fine-tuning"
         panels.append((f"After {training}", lambda t: t.tuned_test))
     figure = new_figure(6.4 * len(panels), HEIGHT)
     for axes, (title, judged) in zip(

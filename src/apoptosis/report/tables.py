@@ -8,6 +8,7 @@ from typing import Any
 from apoptosis.checkpoint import write_file, write_json
 from apoptosis.comparison import Comparison, Judged, Spread, Trial
 from apoptosis.report.accuracy import plot_accuracy_against_cost
+from apoptosis.report.counts import counted
 from apoptosis.report.layers import plot_layer_costs
 
 __all__ = ["conditions", "csv_text", "markdown_text", "table_cells", "write_comparison"]
@@ -53,10 +54,12 @@ def conditions(comparison: Comparison) -> list[str]:
         if comparison.chosen_on
         else "There are no validation data, so rows stand as they were asked for and nobody is called best."
     )
-    same = f"The same for all: {options.get('steps', '?')} steps on {counts.get('scoring', '?')} samples"
+    steps = counted(options.get("steps", "?"), "step")
+    same = f"The same for all: {steps} on {counted(counts.get('scoring', '?'), 'sample')}"
     repairs = "".join(f", repaired by {name}" for name in options.get("repair", ()))
-    tuned = f", {options['fit']['epochs']} epochs of fine-tuning" if comparison.is_tuned else ""
-    if tuned and comparison.chosen_on and options["fit"].get("keep") == "best":
+    epochs = options["fit"]["epochs"] if comparison.is_tuned else 0
+    tuned = f", {counted(epochs, 'epoch')} of fine-tuning" if epochs else ""
+    if epochs > 1 and comparison.chosen_on and options["fit"].get("keep") == "best":
         tuned += " of which validation data choose the best"
     dense = f"; the dense network has {_text(comparison, comparison.dense_spread())}"
     return [

@@ -422,9 +422,8 @@ def _shapes_after(
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    near = get_close_matches(name, list(known), n=3, cutoff=0.4)
-    return (
-        f"Did you mean {' or '.join(map(repr, near))}?"
-        if near
-        else f"The groups are {', '.join(list(known)[:8])}, …"
-    )
+    names = list(known)
+    near = get_close_matches(name, names, n=3, cutoff=0.4)
+    if near:
+        return f"Did you mean {' or '.join(map(repr, near))}?"
+    return f"The groups are {', '.join(names[:8])}{', …' if len(names) > 8 else '.'}"
