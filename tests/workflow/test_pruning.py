@@ -471,6 +471,21 @@ def test_a_network_that_becomes_a_program_goes_on_as_one(steps):
         assert torch.equal(ap.cut(model, outcome.plan)(x), outcome.model(x))
 
 
+def test_a_program_that_was_to_be_refitted_is_refused_after_the_first_step():
+    scored = []
+
+    def score(small, batches, task):
+        scored.append(small)
+        return magnitude(small)
+
+    case = small_case("hard coded")
+    batches = [(case.inputs(6), torch.arange(6) % 3)]
+    how = {"criterion": Criterion("mine", "of mine", score), "steps": 3, "repair": ["refit"]}
+    with pytest.raises(ModelError, match="delivered as a program"):
+        ap.prune(case.model(), batches, Budget(params=0.5), **how)
+    assert len(scored) == 1
+
+
 @pytest.mark.parametrize(
     "id", ["fused", "separate", "gqa", "glu", "encoder", "experts", "recurrent"]
 )

@@ -85,6 +85,10 @@ class Refit:
         """A copy of `small` with fitted layers; raises what `fitted` raises."""
         return self.fitted(dense, small, plan, batches, task).model
 
+    def check(self, dense: nn.Module, small: nn.Module) -> None:
+        """Refuse networks without layers, as `fitted` would; `prune` asks as soon as it has a network."""
+        check_are_modules(dense, small)
+
     def fitted(
         self,
         dense: nn.Module,

@@ -132,6 +132,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
                 if repair_between and step < steps
                 else cut(small, part)
             )
+            mends.check(small)
         if step == steps > 1 and (full := order.with_budget_spent(plan, selection, limits)):
             small, structure, plan = cut(model, full), dense.after(full), full
         history.append(_record(step, units, structure, history, time.perf_counter() - start))
@@ -171,6 +172,12 @@ class _Mends:
         for mend in self.repairs:
             small = mend(self.dense, small, plan, self.batches, self.task)
         return small
+
+    def check(self, small: nn.Module) -> None:
+        """Refuse, before more work is done, what a repair that can tell would refuse at the end."""
+        for mend in self.repairs:
+            if callable(check := getattr(mend, "check", None)):
+                check(self.dense, small)
 
     def names(self) -> list[str]:
         return [getattr(mend, "__name__", str(mend)) for mend in self.repairs]
