@@ -253,7 +253,8 @@ def test_names_stand_for_these_options():
         for name in OF_UNITS
     }
     assert (forms["gates"].criterion, forms["gates"].options["weight"]) == ("gates", 0.0)
-    for name in OF_UNITS - {"gates"}:
+    assert (forms["obs"].criterion, forms["obs"].options["ridge"]) == ("obs", 1e-4)
+    for name in OF_UNITS - {"gates", "obs"}:
         found = forms[name].criterion, forms[name].options["form"]
         assert found == (name, name.removeprefix("taylor-"))
 

@@ -9,25 +9,27 @@ by the normal equations (`normal_equations`), streamed. With all layers before i
 the inputs C gets  W'_K = W_K + W_C A_CK A_KK⁻¹,  A = Σ x xᵀ of the dense network: the best that K can do for C. Going
 on through the layers after it, each mends what is left of the error of those before, the head last.
 
-No labels, no gradients. Memory: one batch of activations and the n² numbers of the layers that are fitted together.
-Time: one pass over the data for each stage (layers that read the same tensor), in which both networks run as far as the
-layer: for L stages about L/2 forwards of both; and positions · n² multiplications in float64 for a layer of n inputs (a
-kernel's places counted).
+No labels, no gradients. Where what is alive at one layer fits in memory for all data, both networks run over them
+once, in step (`lockstep`). Else there is a pass for each stage (layers that read the same tensor), in which both run as
+far as the layer: for L stages about L/2 forwards of both, and the memory of one batch of activations. Either way n²
+numbers, and positions · n² multiplications in float64, for a layer of n inputs (a kernel's places counted).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from apoptosis.curvature.linear_maps import add_, as_matrix, as_outputs, is_product, pairs
 from apoptosis.errors import ConfigError, DataError, ModelError, NonFiniteError
 from apoptosis.masks import MaskPlan, masks_of
 from apoptosis.progress import track
+from apoptosis.repair.lockstep import OutOfStepError, march
 from apoptosis.repair.normal_equations import NormalEquations
-from apoptosis.repair.reaching import quietly, reach, shadow
+from apoptosis.repair.reaching import Passed, quietly, reach, shadow
 from apoptosis.repair.survey import Layer, check_are_modules, check_fits, look_around
 from apoptosis.structure import Plan, copy_with
 from apoptosis.task import Batch, Task
@@ -35,6 +37,7 @@ from apoptosis.task import Batch, Task
 __all__ = ["LayerFit", "Refit", "Refitted"]
 
 SCOPES = ("every", "consumers")
+Stages: TypeAlias = list[tuple[Layer, ...]]
 
 
 @dataclass(frozen=True)
@@ -108,18 +111,59 @@ class Refit:
         check_are_modules(dense, small)
         check_fits(dense, small, plan)
         task = task or Task.classification()
-        dense, mended = shadow(dense), copy_with(small, {})
-        layers: list[LayerFit] = []
+        dense = shadow(dense)
+        try:
+            return self._fitted(dense, small, plan, batches, task, self._in_step)
+        except OutOfStepError:
+            return self._fitted(dense, small, plan, batches, task, self._by_stages)
+
+    def _fitted(  # noqa: PLR0913 - what a repair is given, and the way to go
+        self,
+        dense: nn.Module,
+        small: nn.Module,
+        plan: Plan | MaskPlan,
+        batches: Iterable[Batch],
+        task: Task,
+        way: "Callable[[_Networks, Stages, Iterable[Batch]], list[LayerFit]]",
+    ) -> Refitted:
+        mended = copy_with(small, {})
         with quietly(dense, mended):
             around = look_around(dense, mended, plan, _first(batches), task)
             stages = [self._within_scope(stage) for stage in around.stages]
             left_alone = dict(around.left_alone)
             if not any(stages):
                 _refuse_if_needed(plan, left_alone)
-            for stage in track([own for own in stages if own], "refitting layers"):
-                sums = _gathered(dense, mended, stage, batches, task, left_alone)
-                layers += [self._fit_(mended, layer, own) for layer, own in sums.items()]
+            networks = _Networks(dense, mended, task, left_alone)
+            layers = way(networks, [own for own in stages if own], batches)
         return Refitted(mended, tuple(layers), left_alone)
+
+    def _in_step(
+        self, networks: "_Networks", stages: Stages, batches: Iterable[Batch]
+    ) -> list[LayerFit]:
+        """All layers in one pass (`lockstep`)."""
+        layers = [layer for stage in stages for layer in stage]
+        found: list[LayerFit] = []
+        with march(networks.dense, networks.mended, layers, batches, networks.task) as going:
+            for stop in track(going.stops(), "refitting layers", len(layers)):
+                sums = {stop.layer: NormalEquations()}
+                for given, made, theirs in stop.batches:
+                    networks.add(sums, stop.layer, (given, made), theirs)
+                if own := networks.gathered(sums):
+                    found.append(self._fit_(networks.mended, stop.layer, own[stop.layer]))
+                    going.renew()
+            outputs = going.outputs()
+        networks.check(_first(batches), *outputs)
+        return found
+
+    def _by_stages(
+        self, networks: "_Networks", stages: Stages, batches: Iterable[Batch]
+    ) -> list[LayerFit]:
+        """A pass for each stage, up to its layers: bounded memory, whatever the data."""
+        found: list[LayerFit] = []
+        for stage in track(stages, "refitting layers"):
+            sums = networks.gathered_at(stage, batches)
+            found += [self._fit_(networks.mended, layer, own) for layer, own in sums.items()]
+        return found
 
     def _within_scope(self, stage: tuple[Layer, ...]) -> tuple[Layer, ...]:
         return tuple(own for own in stage if self.scope == "every" or own.reads_removed)
@@ -138,41 +182,71 @@ class Refit:
         return LayerFit(layer.path, sums.squares / wanted, sums.left(change) / wanted)
 
 
-def _gathered(
-    dense: nn.Module,
-    mended: nn.Module,
-    stage: tuple[Layer, ...],
-    batches: Iterable[Batch],
-    task: Task,
-    left_alone: dict[str, str],
-) -> dict[Layer, NormalEquations]:
-    """The sums of a stage over all data; layers that need no fitting, or cannot be compared, have none."""
-    there = {own.path: dense.get_submodule(own.target) for own in stage}
-    here = {own.path: mended.get_submodule(own.path) for own in stage}
-    sums = {own: NormalEquations() for own in stage}
-    for batch in batches:
-        theirs, ours = reach(dense, there, batch, task), reach(mended, here, batch, task)
-        for layer in [own for own in sums if own.path in theirs and own.path in ours]:
-            given, made = ours[layer.path]
-            if not made.numel():
+@dataclass(frozen=True)
+class _Networks:
+    """Both networks, and why layers are left alone."""
+
+    dense: nn.Module
+    mended: nn.Module
+    task: Task
+    left_alone: dict[str, str]
+
+    def gathered_at(
+        self, stage: tuple[Layer, ...], batches: Iterable[Batch]
+    ) -> dict[Layer, NormalEquations]:
+        """The sums of a stage over all data."""
+        there = {own.path: self.dense.get_submodule(own.target) for own in stage}
+        here = {own.path: self.mended.get_submodule(own.path) for own in stage}
+        sums = {own: NormalEquations() for own in stage}
+        for batch in batches:
+            theirs = reach(self.dense, there, batch, self.task)
+            ours = reach(self.mended, here, batch, self.task)
+            for layer in [own for own in sums if own.path in theirs and own.path in ours]:
+                self.add(sums, layer, ours[layer.path], theirs[layer.path][1])
+            if not sums:
+                return sums
+        return self.gathered(sums)
+
+    def add(
+        self, sums: dict[Layer, NormalEquations], layer: Layer, ours: Passed, theirs: Any
+    ) -> None:
+        """What a batch shows of a layer; one that needs no fitting, or cannot be compared, is taken out of the sums."""
+        module: Any = self.mended.get_submodule(layer.path)
+        given, made = ours
+        if layer not in sums or not made.numel():
+            return
+        wanted, is_first = _wanted(layer, module, theirs), not sums[layer].count
+        if why := _why_not(module, given, made, wanted, is_first=is_first):
+            self.left_alone[layer.path] = why
+            del sums[layer]
+        elif is_first and _is_same(module, made, wanted):
+            del sums[layer]
+        else:
+            _add(sums[layer], module, given, made, wanted)
+
+    def gathered(self, sums: dict[Layer, NormalEquations]) -> dict[Layer, NormalEquations]:
+        """Those that have seen something."""
+        if sums and not any(own.count for own in sums.values()):
+            raise DataError(
+                "Layers were to be fitted anew and saw no samples: the batches are empty or were used up by an earlier "
+                "loop. Give batches that can be iterated again, such as a list or a DataLoader."
+            )
+        return {layer: own for layer, own in sums.items() if own.count}
+
+    def check(self, batch: Batch, ours: Any, theirs: Any) -> None:
+        """Whether runs in step came to what plain ones come to.
+
+        Raises:
+            OutOfStepError: they did not.
+        """
+        for model, found in ((self.mended, ours), (self.dense, theirs)):
+            args, kwargs = tree_map_only(Tensor, Tensor.clone, self.task.inputs(batch))
+            want = self.task.outputs(model(*args, **kwargs))
+            if not want.numel():
                 continue
-            wanted = _wanted(layer, here[layer.path], theirs[layer.path][1])
-            is_first = not sums[layer].count
-            if why := _why_not(here[layer.path], given, made, wanted, is_first=is_first):
-                left_alone[layer.path] = why
-                del sums[layer]
-            elif is_first and _is_same(here[layer.path], made, wanted):
-                del sums[layer]
-            else:
-                _add(sums[layer], here[layer.path], given, made, wanted)
-        if not sums:
-            return sums
-    if not any(own.count for own in sums.values()):
-        raise DataError(
-            "Layers were to be fitted anew and saw no samples: the batches are empty or were used up by an earlier "
-            "loop. Give batches that can be iterated again, such as a list or a DataLoader."
-        )
-    return {layer: own for layer, own in sums.items() if own.count}
+            room = 1e3 * torch.finfo(want.dtype).eps * float(want.abs().max())
+            if found.shape != want.shape or float((found - want).abs().max()) > room:
+                raise OutOfStepError("runs disturb each other")
 
 
 def _wanted(layer: Layer, module: nn.Module, given: Any) -> Tensor:
@@ -221,6 +295,11 @@ def _kept(mended: nn.Module, layer: Layer) -> Tensor | None:
 
 
 def _first(batches: Iterable[Batch]) -> Batch:
+    if iter(batches) is batches:
+        raise DataError(
+            "Layers were to be fitted anew on batches that can be read only once. Give batches that can be iterated "
+            "again, such as a list or a DataLoader."
+        )
     for batch in batches:
         return batch
     raise DataError(
