@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from apoptosis.repair import Refit, lockstep
 from apoptosis.repair.lockstep import OutOfStepError, march
@@ -109,6 +110,13 @@ def test_a_network_is_run_once_over_each_batch(monkeypatch):
     marched(model, batches, plan)
     looked_at, networks = 1, 2  # the cut one has the hook too
     assert len(calls) == networks * (len(batches) + looked_at)
+
+
+def test_batches_that_come_in_another_order_each_time_stay_in_step(monkeypatch):
+    model, batches, plan = case(residual, 3, 6, 6)
+    loader = DataLoader(torch.cat(batches), batch_size=7, shuffle=True)
+    monkeypatch.setattr(Refit, "_by_stages", lambda *_: pytest.fail("went the slow way"))
+    Refit()(model, cut(model, plan), plan, loader, TASK)
 
 
 def test_ways_that_part_are_noticed():

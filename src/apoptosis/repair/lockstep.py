@@ -47,6 +47,7 @@ class March:
     """Runs of both networks. `stops` leads from layer to layer; call `renew` when the layer was changed."""
 
     def __init__(self, small: "list[_Run]", dense: "list[_Run]", layers: Sequence[Layer]) -> None:
+        """`small` and `dense` are runs over the same batches."""
         self._small, self._dense = small, dense
         self._layers = {layer.path: layer for layer in layers}
 
@@ -79,9 +80,9 @@ class March:
         for run in self._small:
             run.is_renewed = True
 
-    def outputs(self) -> tuple[Any, Any]:
-        """Of the small and the dense network, for the first batch, once all stops are over."""
-        return self._small[0].output, self._dense[0].output
+    def ends(self) -> tuple[Batch, Any, Any]:
+        """The first batch, and what the small and the dense network gave for it, once all stops are over."""
+        return self._small[0].batch, self._small[0].output, self._dense[0].output
 
 
 @contextmanager
@@ -95,11 +96,11 @@ def march(
     """Set out; whatever happens, no run is left waiting.
 
     Raises:
-        OutOfStepError: there are too many batches.
+        OutOfStepError: there are too many batches, or none.
     """
     held = list(islice(iter(batches), MOST_BATCHES + 1))
-    if len(held) > MOST_BATCHES:
-        raise OutOfStepError("there are many batches")
+    if not 0 < len(held) <= MOST_BATCHES:
+        raise OutOfStepError("there are many batches, or none")
     with ExitStack() as stack:
         stack.enter_context(_watched(small, {layer.path: layer.path for layer in layers}))
         stack.enter_context(_watched(dense, {layer.target: layer.target for layer in layers}))
@@ -119,6 +120,7 @@ class _Run:
     """One batch on its way through a network, in a thread that runs only while somebody waits for it."""
 
     def __init__(self, model: nn.Module, batch: Batch, task: Task) -> None:
+        self.batch = batch
         self.output: Any = None
         self.is_renewed = False
         self._passed: _Passed | None = None
