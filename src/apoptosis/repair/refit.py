@@ -38,7 +38,7 @@ __all__ = ["LayerFit", "Refit", "Refitted"]
 
 SCOPES = ("every", "consumers")
 SAME = 1e-3
-"""How far two runs may end from each other, relative: kernels of a GPU may differ so, and mixed batches end elsewhere."""
+"""How far two runs may end from each other, relative: kernels of a GPU may differ so; mixed batches end elsewhere."""
 Stages: TypeAlias = list[tuple[Layer, ...]]
 
 
