@@ -39,7 +39,7 @@ def page(rows: Sequence[Row], about: dict[str, Any]) -> Iterator[str]:
         f"blocks removed, at least 2 left in each; scores and repairs see {' or '.join(f'{n:,}' for n in images)} "
         f"training images without labels. Accuracy in % on test images 5,000–9,999 (dense {about['dense']:.2f}; "
         "standard error about 0.5 points); mean ± s.d. over draws where there are several, n in brackets. A way is "
-        "criterion:steps; + refits between them."
+        f"criterion:steps; + refits between them. {about['note']}"
     )
     for repair, told in REPAIRS.items():
         own = [row for row in rows if row["repair"] == repair]
