@@ -149,7 +149,7 @@ def test_drawn_places_are_some_of_all_with_their_outputs(groups):
     x = torch.randn(5, 4, 30, 28, dtype=torch.float64)
     y = as_outputs(conv, conv(x).detach())
     ((inputs, made),) = pairs(conv, x, y)
-    ((some, theirs),) = pairs(conv, x, y, torch.Generator().manual_seed(0))
+    ((some, theirs),) = pairs(conv, x, y, generator=torch.Generator().manual_seed(0))
     enough = linear_maps.FEWEST_PLACES
     assert some.shape[2] == theirs.shape[2] == 5 * enough < inputs.shape[2]
     whole = torch.cat([inputs, made], 1).permute(2, 0, 1).flatten(1)

@@ -545,7 +545,7 @@ def test_masked_weights_stay_zero_and_the_others_are_least_squares():
     model, x = small_case("mlp").model(), normal(60, 4)
     masks = random_masks(model, 0.5)
     small = mask(model, masks)
-    found = Refit(ridge=0.0)(model, small, masks, unlabelled(x))
+    found = Refit(ridge=0.0, rounds=0)(model, small, masks, unlabelled(x))
     kept = masks_of(found)
     assert kept is not None
     for name, own in masks.masks.items():
@@ -650,6 +650,7 @@ def test_networks_without_any_layer_to_fit_are_refused():
     ("options", "match"),
     [
         ({"scope": "all"}, r"scope='all' was asked for; there are every, consumers"),
+        ({"rounds": -1}, "rounds=-1"),
         ({"ridge": -1.0}, r"ridge=-1.0 was asked for; it is a number from 0 on"),
         ({"ridge": float("nan")}, r"ridge=nan was asked for"),
     ],
@@ -672,7 +673,7 @@ def test_prune_takes_it_by_name_or_with_options_and_checkpoints_bring_it_back(tm
         )
         for how in ("refit", Refit(scope="consumers"), "batch_norm")
     ]
-    assert outcomes[0].settings["repair"] == ["Refit(scope='every', ridge=0.0001)"]
+    assert outcomes[0].settings["repair"] == ["Refit(scope='every', ridge=0.0001, rounds=3)"]
     weights = [copy.deepcopy(outcome.model.state_dict()) for outcome in outcomes]
     assert any(not torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     ap.save(tmp_path / "run", outcomes[0])
@@ -728,7 +729,4 @@ def test_transformers_layers_with_turned_weights_are_fitted():
 
 
 def test_kept_masks_are_none_where_nothing_is_masked():
-    from apoptosis.repair.survey import Layer
-
-    model = built(lambda: nn.Linear(4, 3))
-    assert _kept(model, Layer("", "", None, None, reads_removed=False)) is None
+    assert _kept(built(lambda: nn.Linear(4, 3)), "") is None

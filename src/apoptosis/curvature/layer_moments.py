@@ -150,7 +150,7 @@ class _Sums:
         self._outputs = self._outputs + by_group @ by_group.mT * (num / positions)
         if given is not None:
             gram, seen = slope.new_zeros(()), 0
-            for columns, _ in pairs(self._module, given, errors, self._generator):
+            for columns, _ in pairs(self._module, given, errors, generator=self._generator):
                 gram, seen = gram + columns @ columns.mT, seen + columns.shape[2]
             self._inputs = self._inputs + gram * (positions / seen)
 

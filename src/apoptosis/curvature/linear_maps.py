@@ -71,14 +71,14 @@ def as_outputs(module: nn.Module, y: Tensor) -> Tensor:
 
 
 def pairs(
-    module: Any, x: Tensor, y: Tensor, generator: torch.Generator | None = None
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs (g, n, positions) and outputs (g, m, positions) in float64, a chunk at a time.
+    module: Any, x: Tensor, *ys: Tensor, generator: torch.Generator | None = None
+) -> Iterator[tuple[Tensor, ...]]:
+    """Inputs (g, n, positions) and outputs (g, m, positions) of each kind in float64, a chunk at a time.
 
     Args:
         module: the layer.
         x: what went into its call.
-        y: what is wanted of it, as `as_outputs` shapes it.
+        *ys: what came out, what was wanted and the like, as `as_outputs` shapes it.
         generator: if given, of a convolution with more places than are needed only some are taken, drawn anew for each
             chunk.
     """
@@ -86,18 +86,20 @@ def pairs(
     x = x.reshape(-1, *x.shape[-1 - (len(module.kernel_size) if is_conv else 0) :])
     groups = module.groups if is_conv else 1
     num_inputs = prod(module.kernel_size) * x.shape[1] if is_conv else x.shape[1]
+    num_places = ys[0].shape[2]
     enough = max(FEWEST_PLACES, int(PLACES_PER_INPUT * num_inputs / groups))
-    some_places = generator is not None and y.shape[2] > enough
-    size = max(1, CHUNK // max(1, num_inputs * (enough if some_places else y.shape[2])))
-    for some, wanted in zip(x.split(size), y.split(size), strict=True):
+    some_places = generator is not None and num_places > enough
+    size = max(1, CHUNK // max(1, num_inputs * (enough if some_places else num_places)))
+    for some, *outputs in zip(x.split(size), *(y.split(size) for y in ys), strict=True):
         chosen = None
         if some_places:
-            chosen = torch.randperm(y.shape[2], generator=generator)[:enough].to(y.device)
-            wanted = wanted[:, :, chosen]  # noqa: PLW2901 - fewer of the same
+            chosen = torch.randperm(num_places, generator=generator)[:enough].to(x.device)
+            outputs = [own[:, :, chosen] for own in outputs]  # noqa: PLW2901 - fewer of the same
         columns = _patches(module, some, chosen) if is_conv else some.t()[None].double()
         if module.bias is not None:
             columns = torch.cat([columns, columns.new_ones(groups, 1, columns.shape[2])], 1)
-        yield columns, wanted.double().transpose(0, 1).reshape(groups, -1, columns.shape[2])
+        shape = (groups, -1, columns.shape[2])
+        yield columns, *(own.double().transpose(0, 1).reshape(shape) for own in outputs)
 
 
 def is_product(module: Any, x: Tensor, y: Tensor) -> bool:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from apoptosis.repair.reaching import Passed, first_of, noting
 from apoptosis.repair.survey import Layer
 from apoptosis.task import Batch, Task
 
@@ -37,10 +39,10 @@ class OutOfStepError(Exception):
 
 @dataclass(frozen=True)
 class Stop:
-    """All runs at one layer: what goes into it, what it gives, and what the dense network gives there, by batch."""
+    """All runs at one layer: what passes there in the small network and in the dense one, by batch."""
 
     layer: Layer
-    batches: tuple[tuple[Any, Any, Any], ...]
+    batches: tuple[tuple[Passed, Passed], ...]
 
 
 class March:
@@ -64,14 +66,12 @@ class March:
             layer = self._layers.get(paths.pop() or "") if len(paths) == 1 else None
             if layer is None or any(own is None or own.path != layer.target for own in theirs):
                 raise OutOfStepError("batches take different ways")
-            here = [own for own in ours if own is not None]
+            here, there = (
+                [own.passed for own in runs if own is not None] for runs in (ours, theirs)
+            )
             if sum(_num_bytes(own.given) for own in here) > MOST_BYTES:
                 raise OutOfStepError("activations are too large")
-            there = [own.made for own in theirs if own is not None]
-            yield Stop(
-                layer,
-                tuple((own.given, own.made, want) for own, want in zip(here, there, strict=True)),
-            )
+            yield Stop(layer, tuple(zip(here, there, strict=True)))
         if any(run.advance() is not None for run in (*self._small, *self._dense)):
             raise OutOfStepError("a layer is called again")
 
@@ -102,18 +102,17 @@ def march(
     if not 0 < len(held) <= MOST_BATCHES:
         raise OutOfStepError("there are many batches, or none")
     with ExitStack() as stack:
-        stack.enter_context(_watched(small, {layer.path: layer.path for layer in layers}))
-        stack.enter_context(_watched(dense, {layer.target: layer.target for layer in layers}))
+        stack.enter_context(_watched(small, {layer.path: layer for layer in layers}))
+        stack.enter_context(_watched(dense, {layer.target: layer for layer in layers}))
         runs = {model: [_Run(model, batch, task) for batch in held] for model in (small, dense)}
         stack.callback(lambda: [run.stop() for own in runs.values() for run in own])
         yield March(runs[small], runs[dense], layers)
 
 
 @dataclass(frozen=True)
-class _Passed:
+class _At:
     path: str
-    given: Any
-    made: Any
+    passed: Passed
 
 
 class _Run:
@@ -123,14 +122,16 @@ class _Run:
         self.batch = batch
         self.output: Any = None
         self.is_renewed = False
-        self._passed: _Passed | None = None
+        self.others: dict[str, Any] = {}
+        """What outputs of a layer will be added to, from when it is seen until the layer runs."""
+        self._passed: _At | None = None
         self._error: BaseException | None = None
         self._is_done = self._is_stopped = False
         self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, args=(model, batch, task), daemon=True)
         self._thread.start()
 
-    def advance(self) -> _Passed | None:
+    def advance(self) -> _At | None:
         """Let it run to the next layer that is watched, and see what passes there; None at its end."""
         self._passed = None
         if not self._is_done:
@@ -146,7 +147,7 @@ class _Run:
         self._go.release()
         self._thread.join()
 
-    def arrive(self, passed: _Passed) -> None:
+    def arrive(self, passed: _At) -> None:
         """Called within the thread: wait here."""
         self._passed, self.is_renewed = passed, False
         self._back.release()
@@ -178,28 +179,36 @@ _own = threading.local()
 
 
 @contextmanager
-def _watched(model: nn.Module, paths: Mapping[str, str]) -> Iterator[None]:
-    handles = [
-        model.get_submodule(path).register_forward_hook(_watching(name), with_kwargs=True)
-        for path, name in paths.items()
-    ]
-    try:
+def _watched(model: nn.Module, layers: Mapping[str, Layer]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for path, layer in layers.items():
+            if layer.outlet is not None and (spot := layer.outlet.other) is not None:
+                seen_in = model.get_submodule(spot.module)
+                stack.enter_context(noting(seen_in, spot.side, partial(_note, path)))
+            hook = _watching(path)
+            module = model.get_submodule(path)
+            stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
+
+
+def _note(path: str, other: Any) -> None:
+    if (run := _own_run()) is not None:
+        run.others[path] = other
 
 
 def _watching(path: str) -> Callable[..., Any]:
     def watch(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-        run: _Run | None = getattr(_own, "run", None)
-        if run is None:  # not one of ours
+        if (run := _own_run()) is None:
             return None
-        given = args[0] if args else next(iter(kwargs.values()), None)
-        run.arrive(_Passed(path, given, output))
+        run.arrive(_At(path, Passed(first_of(args, kwargs), output, run.others.pop(path, None))))
         return module.forward(*args, **kwargs) if run.is_renewed else None
 
     return watch
+
+
+def _own_run() -> _Run | None:
+    """The run whose thread this is; None in a thread that is not one of ours."""
+    return getattr(_own, "run", None)
 
 
 def _num_bytes(given: Any) -> int:

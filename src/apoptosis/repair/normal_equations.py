@@ -16,7 +16,7 @@ __all__ = ["NormalEquations"]
 
 
 class NormalEquations:
-    """The sums of one layer. `squares` is Σ ‖r‖², `wanted` Σ ‖y‖², `count` the positions.
+    """The sums of one layer: A, B, and Σ ‖r‖² as `squares`; `count` are the positions.
 
     `generator` draws places of convolutions that have more than are needed (`linear_maps.pairs`).
     """
@@ -25,17 +25,24 @@ class NormalEquations:
         self.generator = torch.Generator().manual_seed(0)
         self.count = 0
         self.squares = 0.0
-        self.wanted = 0.0
         self._gram: Tensor | None = None
         self._cross: Tensor | None = None
+        self._is_gram_whole = False
 
     def add(self, inputs: Tensor, missing: Tensor) -> None:
         """Positions: what went in, (g, n, positions), and what is missing, (g, m, positions)."""
-        gram, cross = inputs @ inputs.mT, missing @ inputs.mT
-        self._gram = gram if self._gram is None else self._gram.add_(gram)
+        cross = missing @ inputs.mT
         self._cross = cross if self._cross is None else self._cross.add_(cross)
         self.squares += float(missing.square().sum())
-        self.count += inputs.shape[2]
+        if not self._is_gram_whole:
+            gram = inputs @ inputs.mT
+            self._gram = gram if self._gram is None else self._gram.add_(gram)
+            self.count += inputs.shape[2]
+
+    def begin_again(self) -> None:
+        """Forget what was missing: the same inputs come again, at the same places, and miss something else."""
+        self.generator.manual_seed(0)
+        self.squares, self._cross, self._is_gram_whole = 0.0, None, True
 
     @property
     def is_finite(self) -> bool:

@@ -5,7 +5,9 @@ copied first, for a forward may write to them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,12 +16,26 @@ from torch.utils._pytree import tree_map_only
 
 from apoptosis.modes import in_eval_mode
 from apoptosis.structure import copy_with, model_tensors
-from apoptosis.task import Batch, Task
+from apoptosis.task import Batch, Task, tensors_in
 
-__all__ = ["Passed", "quietly", "reach", "run", "shadow"]
+__all__ = ["Passed", "Watched", "first_of", "noting", "quietly", "reach", "run", "shadow"]
 
-Passed = tuple[Any, Any]
-"""The first argument of a call and what came out."""
+
+@dataclass(frozen=True, eq=False)
+class Passed:
+    """The first argument of a call, what came out, and the tensor that is added to that later, if one is."""
+
+    given: Any
+    made: Any
+    other: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class Watched:
+    """A module, and where the tensor is seen that its outputs are added to."""
+
+    module: nn.Module
+    spot: tuple[nn.Module, str] | None = None
 
 
 def shadow(model: nn.Module) -> nn.Module:
@@ -48,37 +64,60 @@ def run(model: nn.Module, batch: Batch, task: Task) -> None:
 
 
 def reach(
-    model: nn.Module, modules: Mapping[str, nn.Module], batch: Batch, task: Task
+    model: nn.Module, watched: Mapping[str, Watched], batch: Batch, task: Task
 ) -> dict[str, Passed]:
     """What passed at the first call of each module, by the given names; none for those that were not called."""
     seen: dict[str, Passed] = {}
-    alone = len(modules) == 1  # else the run goes on, and may write to what it has been given
+    others: dict[str, Any] = {}
+    alone = len(watched) == 1  # else the run goes on, and may write to what it has been given
+
+    def as_it_is(tensors: Any) -> Any:
+        return tensors if alone else tree_map_only(Tensor, Tensor.clone, tensors)
 
     def watching(name: str) -> Callable[..., None]:
         def watch(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-            given = args[0] if args else next(iter(kwargs.values()), None)
             if name not in seen:
-                seen[name] = (
-                    given,
-                    (output if alone else tree_map_only(Tensor, Tensor.clone, output)),
-                )
-            if len(seen) == len(modules):
+                other = as_it_is(others.pop(name, None))
+                seen[name] = Passed(first_of(args, kwargs), as_it_is(output), other)
+            if len(seen) == len(watched):
                 raise _AllSeenError
 
         return watch
 
-    handles = [
-        module.register_forward_hook(watching(name), with_kwargs=True)
-        for name, module in modules.items()
-    ]
-    try:
-        run(model, batch, task)
-    except _AllSeenError:
-        pass
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as stack:
+        for name, own in watched.items():
+            if own.spot is not None:
+                stack.enter_context(noting(*own.spot, partial(others.setdefault, name)))
+            hook = own.module.register_forward_hook(watching(name), with_kwargs=True)
+            stack.callback(hook.remove)
+        with suppress(_AllSeenError):
+            run(model, batch, task)
     return seen
+
+
+@contextmanager
+def noting(module: nn.Module, side: str, note: Callable[[Any], object]) -> Iterator[None]:
+    """Have what goes into a module, or comes out of it, noted at every call."""
+
+    def before(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        note(first_of(args, kwargs))
+
+    def after(_: nn.Module, _args: Any, output: Any) -> None:
+        note(next(tensors_in(output), None))
+
+    if side == "input":
+        hook = module.register_forward_pre_hook(before, with_kwargs=True)
+    else:
+        hook = module.register_forward_hook(after)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def first_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The first argument of a call."""
+    return args[0] if args else next(iter(kwargs.values()), None)
 
 
 class _AllSeenError(BaseException):

@@ -1,7 +1,8 @@
 """`Refit`: layers get new weights by least squares, one after the other, so that they give what the dense ones gave.
 
-For each layer, in the order they run: what the dense layer gives (the rows that are left, before the activation) is the
-target; what the small network, mended up to here, sends into the layer is the input. Over all positions of all samples
+For each layer, in the order they run: what the dense network has there (the rows that are left; after norms and sums,
+before the activation: `targets`) is the target; what the small network, mended up to here, sends into the layer is the
+input. Over all positions of all samples
 
     least  Σ ‖y_dense[rows] − W' x_small − b'‖²  +  λ ‖W' − W‖²
 
@@ -15,15 +16,16 @@ far as the layer: for L stages about L/2 forwards of both, and the memory of one
 numbers, and positions · n² multiplications in float64, for a layer of n inputs (a kernel's places counted).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from apoptosis.curvature.linear_maps import add_, as_matrix, as_outputs, is_product, pairs
+from apoptosis.curvature.linear_maps import add_, as_matrix, is_product, pairs
 from apoptosis.errors import ConfigError, DataError, ModelError, NonFiniteError
 from apoptosis.masks import MaskPlan, masks_of
 from apoptosis.progress import track
@@ -31,6 +33,7 @@ from apoptosis.repair.lockstep import OutOfStepError, march
 from apoptosis.repair.normal_equations import NormalEquations
 from apoptosis.repair.reaching import Passed, quietly, reach, shadow
 from apoptosis.repair.survey import Layer, check_are_modules, check_fits, look_around
+from apoptosis.repair.targets import Target
 from apoptosis.structure import Plan, copy_with
 from apoptosis.task import Batch, Task
 
@@ -40,11 +43,19 @@ SCOPES = ("every", "consumers")
 SAME = 1e-3
 """How far two runs may end from each other, relative: kernels of a GPU may differ so; mixed batches end elsewhere."""
 Stages: TypeAlias = list[tuple[Layer, ...]]
+Both: TypeAlias = tuple[Passed, Passed]
+"""What passes a layer of the small network, and of the dense one."""
+Seen: TypeAlias = Mapping[str, Both]
+"""What a batch shows of layers, by path."""
+Reading: TypeAlias = Callable[[], Iterable[Seen]]
 
 
 @dataclass(frozen=True)
 class LayerFit:
-    """How much of the dense layer's outputs was missed, before and after: Σ‖missing‖² / Σ‖wanted‖²."""
+    """How much of what the dense network has there was missed, before and after: Σ‖missing‖² / Σ‖wanted‖².
+
+    Of what becomes of the outputs (`targets`), as far as a ReLU shows it; `after` is then a bound from above.
+    """
 
     path: str
     before: float
@@ -68,16 +79,22 @@ class Refit:
         scope: `every` layer whose outputs are not the dense ones any more, or only `consumers`, which read removed
             units.
         ridge: λ, in parts of the mean square of what a layer reads.
+        rounds: how often a layer ahead of a ReLU is fitted again with regard to what that will show.
     """
 
     scope: Literal["every", "consumers"] = "every"
     ridge: float = 1e-4
+    rounds: int = 3
 
     def __post_init__(self) -> None:
         if self.scope not in SCOPES:
             raise ConfigError(f"scope={self.scope!r} was asked for; there are {', '.join(SCOPES)}.")
         if not 0 <= self.ridge < float("inf"):
             raise ConfigError(f"ridge={self.ridge!r} was asked for; it is a number from 0 on.")
+        if not isinstance(self.rounds, int) or self.rounds < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(
+                f"rounds={self.rounds!r} was asked for; it is a whole number from 0 on."
+            )
 
     def __call__(
         self,
@@ -131,7 +148,7 @@ class Refit:
         mended = copy_with(small, {})
         with quietly(dense, mended):
             around = look_around(dense, mended, plan, _first(batches), task)
-            stages = [self._within_scope(stage) for stage in around.stages]
+            stages = [self._asked(stage) for stage in around.stages]
             left_alone = dict(around.left_alone)
             if not any(stages):
                 _refuse_if_needed(plan, left_alone)
@@ -147,11 +164,9 @@ class Refit:
         found: list[LayerFit] = []
         with march(networks.dense, networks.mended, layers, batches, networks.task) as going:
             for stop in track(going.stops(), "refitting layers", len(layers)):
-                sums = {stop.layer: NormalEquations()}
-                for given, made, theirs in stop.batches:
-                    networks.add(sums, stop.layer, (given, made), theirs)
-                if own := networks.gathered(sums):
-                    found.append(self._fit_(networks.mended, stop.layer, own[stop.layer]))
+                seen = [{stop.layer.path: both} for both in stop.batches]
+                if fits := self._fit_(networks, (stop.layer,), lambda seen=seen: seen):
+                    found += fits
                     going.renew()
             ends = going.ends()
         networks.check(*ends)
@@ -160,28 +175,80 @@ class Refit:
     def _by_stages(
         self, networks: "_Networks", stages: Stages, batches: Iterable[Batch]
     ) -> list[LayerFit]:
-        """A pass for each stage, up to its layers: bounded memory, whatever the data."""
+        """A pass for each stage, and for each round, up to its layers: bounded memory, whatever the data."""
         found: list[LayerFit] = []
         for stage in track(stages, "refitting layers"):
-            sums = networks.gathered_at(stage, batches)
-            found += [self._fit_(networks.mended, layer, own) for layer, own in sums.items()]
+            found += self._fit_(networks, stage, partial(networks.passing, stage, batches))
         return found
 
-    def _within_scope(self, stage: tuple[Layer, ...]) -> tuple[Layer, ...]:
-        return tuple(own for own in stage if self.scope == "every" or own.reads_removed)
+    def _fit_(
+        self, networks: "_Networks", stage: tuple[Layer, ...], reading: Reading
+    ) -> list[LayerFit]:
+        """Solve for the layers of a stage, and change them."""
+        fits = networks.gathered(stage, reading())
+        self._solve(networks, fits.values())
+        for _ in range(self.rounds):
+            again = {path: fit for path, fit in fits.items() if fit.target.outlet.rectified}
+            if not again:
+                break
+            for fit in again.values():
+                fit.sums.begin_again()
+            for path, both in _each(reading(), again):
+                again[path].add(*both)
+            self._solve(networks, again.values())
+        return [fit.apply_() for fit in fits.values()]
 
-    def _fit_(self, mended: nn.Module, layer: Layer, sums: NormalEquations) -> LayerFit:
-        """Solve, and change the layer."""
-        module: Any = mended.get_submodule(layer.path)
-        if not sums.is_finite:
+    def _solve(self, networks: "_Networks", fits: "Iterable[_Fit]") -> None:
+        for fit in fits:
+            fit.solve(self.ridge, _kept(networks.mended, fit.target.layer.path))
+
+    def _asked(self, stage: tuple[Layer, ...]) -> tuple[Layer, ...]:
+        """Layers within the scope; without rounds as if no ReLU came after them."""
+        own = [layer for layer in stage if self.scope == "every" or layer.reads_removed]
+        return tuple(own if self.rounds else (layer.without_relu() for layer in own))
+
+
+class _Fit:
+    """A layer on its way to new weights: sums, and the change of z that they ask for."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.sums = NormalEquations()
+        self.change: Tensor | None = None
+        self._before = self._wanted = 0.0
+
+    def add(self, ours: Passed, theirs: Passed) -> None:
+        """What a batch shows; the first time to come as near as can be, then as far as it is seen."""
+        views = self.target.views(ours, theirs)
+        for inputs, *own in pairs(
+            self.target.module, ours.given, *views, generator=self.sums.generator
+        ):
+            now, wanted = self.target.sums(*own)
+            if self.change is None:
+                self.sums.add(inputs, wanted - now)
+                self._before += _squares(self.target.as_far_as_seen(wanted, now) - now)
+                self._wanted += _squares(self.target.seen(wanted))
+            else:
+                there = now + self.change @ inputs
+                self.sums.add(inputs, self.target.as_far_as_seen(wanted, there) - now)
+
+    def solve(self, ridge: float, kept: Tensor | None) -> None:
+        """Set the change."""
+        if not self.sums.is_finite:
             raise NonFiniteError(
-                f"Layer {layer.path!r} was to be fitted, and NaN or infinity passes it in the dense or the small "
-                "network. Look for bad values in the data, or for a network that overflows its number type."
+                f"Layer {self.target.layer.path!r} was to be fitted, and NaN or infinity passes it in the dense or the "
+                "small network. Look for bad values in the data, or for a network that overflows its number type."
             )
-        change = sums.solve(self.ridge, _kept(mended, layer), has_bias=module.bias is not None)
-        add_(module, change)
-        wanted = sums.wanted or 1.0
-        return LayerFit(layer.path, sums.squares / wanted, sums.left(change) / wanted)
+        module: Any = self.target.module
+        self.change = self.sums.solve(ridge, kept, has_bias=module.bias is not None)
+
+    def apply_(self) -> LayerFit:
+        """Change the layer, and tell how well it went."""
+        assert self.change is not None, "it was solved"
+        add_(self.target.module, self.target.as_weights(self.change))
+        wanted = self._wanted or 1.0
+        after = self.sums.left(self.change) / wanted
+        return LayerFit(self.target.layer.path, self._before / wanted, after)
 
 
 @dataclass(frozen=True)
@@ -193,47 +260,37 @@ class _Networks:
     task: Task
     left_alone: dict[str, str]
 
-    def gathered_at(
-        self, stage: tuple[Layer, ...], batches: Iterable[Batch]
-    ) -> dict[Layer, NormalEquations]:
-        """The sums of a stage over all data."""
-        there = {own.path: self.dense.get_submodule(own.target) for own in stage}
-        here = {own.path: self.mended.get_submodule(own.path) for own in stage}
-        sums = {own: NormalEquations() for own in stage}
+    def passing(self, stage: tuple[Layer, ...], batches: Iterable[Batch]) -> Iterator[Seen]:
+        """Run both as far as a stage, batch by batch; layers that a batch does not reach are not there."""
+        targets = [Target.of(own, self.dense, self.mended) for own in stage]
+        there = {own.layer.path: own.watched(self.dense, own.layer.target) for own in targets}
+        here = {own.layer.path: own.watched(self.mended, own.layer.path) for own in targets}
         for batch in batches:
             theirs = reach(self.dense, there, batch, self.task)
             ours = reach(self.mended, here, batch, self.task)
-            for layer in [own for own in sums if own.path in theirs and own.path in ours]:
-                self.add(sums, layer, ours[layer.path], theirs[layer.path][1])
-            if not sums:
-                return sums
-        return self.gathered(sums)
+            yield {path: (ours[path], theirs[path]) for path in ours if path in theirs}
 
-    def add(
-        self, sums: dict[Layer, NormalEquations], layer: Layer, ours: Passed, theirs: Any
-    ) -> None:
-        """What a batch shows of a layer; one that needs no fitting, or cannot be compared, is taken out of the sums."""
-        module: Any = self.mended.get_submodule(layer.path)
-        given, made = ours
-        if layer not in sums or not made.numel():
-            return
-        wanted, is_first = _wanted(layer, module, theirs), not sums[layer].count
-        if why := _why_not(module, given, made, wanted, is_first=is_first):
-            self.left_alone[layer.path] = why
-            del sums[layer]
-        elif is_first and _is_same(module, made, wanted):
-            del sums[layer]
-        else:
-            _add(sums[layer], module, given, made, wanted)
-
-    def gathered(self, sums: dict[Layer, NormalEquations]) -> dict[Layer, NormalEquations]:
-        """Those that have seen something."""
-        if sums and not any(own.count for own in sums.values()):
+    def gathered(self, stage: tuple[Layer, ...], reading: Iterable[Seen]) -> dict[str, _Fit]:
+        """What data show of layers that need fitting and can be fitted; why others cannot is noted."""
+        fits = {own.path: _Fit(Target.of(own, self.dense, self.mended)) for own in stage}
+        for path, both in _each(reading, fits):
+            if both[0].made.numel() and not self._is_to_be_fitted(fits[path], *both):
+                del fits[path]
+            elif both[0].made.numel():
+                fits[path].add(*both)
+        if fits and not any(own.sums.count for own in fits.values()):
             raise DataError(
                 "Layers were to be fitted anew and saw no samples: the batches are empty or were used up by an earlier "
                 "loop. Give batches that can be iterated again, such as a list or a DataLoader."
             )
-        return {layer: own for layer, own in sums.items() if own.count}
+        return {path: own for path, own in fits.items() if own.sums.count}
+
+    def _is_to_be_fitted(self, fit: _Fit, ours: Passed, theirs: Passed) -> bool:
+        is_first = not fit.sums.count
+        if why := _why_not(fit.target, ours, theirs, is_first=is_first):
+            self.left_alone[fit.target.layer.path] = why
+            return False
+        return not (is_first and _is_same(fit.target, ours, theirs))
 
     def check(self, batch: Batch, ours: Any, theirs: Any) -> None:
         """Whether runs in step came to what plain ones come to.
@@ -251,48 +308,45 @@ class _Networks:
                 raise OutOfStepError("runs disturb each other")
 
 
-def _wanted(layer: Layer, module: nn.Module, given: Any) -> Tensor:
-    """What the layer should give, (samples, outputs, positions), in float64."""
-    outputs = as_outputs(module, layer.wanted(given)).double()
-    if layer.rows is not None:
-        outputs = outputs.index_select(1, torch.as_tensor(layer.rows, device=outputs.device))
-    return outputs if layer.factors is None else outputs * layer.factors.to(outputs.device)
+def _each(reading: Iterable[Seen], fits: Mapping[str, _Fit]) -> Iterator[tuple[str, Both]]:
+    """What batches show of layers, as long as some are to be fitted."""
+    for batch in reading:
+        yield from ((path, both) for path, both in batch.items() if path in fits)
+        if not fits:
+            return
 
 
-def _why_not(
-    module: nn.Module, given: Tensor, made: Tensor, wanted: Tensor, *, is_first: bool
-) -> str | None:
+def _why_not(target: Target, ours: Passed, theirs: Passed, *, is_first: bool) -> str | None:
     """Why what passed cannot be fitted."""
-    if is_first and made.isfinite().all() and not is_product(module, given, made):
+    module, made = target.module, ours.made
+    if is_first and made.isfinite().all() and not is_product(module, ours.given, made):
         return f"what {type(module).__name__} gives is not its weight times what it reads"
-    found = as_outputs(module, made).shape
-    if wanted.shape != found:
-        return f"the dense layer gives {tuple(wanted.shape)} where this one gives {tuple(found)}"
+    found, *others = (tuple(own.shape) for own in target.views(ours, theirs))
+    for other in others:
+        if other != found:
+            return f"the dense network has {other} where this one has {found}"
     return None
 
 
-def _is_same(module: nn.Module, made: Tensor, wanted: Tensor) -> bool:
+def _is_same(target: Target, ours: Passed, theirs: Passed) -> bool:
     """Up to the rounding of sums in another order: nothing ahead of the layer has changed."""
-    room = 64 * torch.finfo(made.dtype).eps
-    return bool((wanted - as_outputs(module, made)).abs().max() <= room * wanted.abs().max())
+    views = target.views(ours, theirs)
+    room = 64 * torch.finfo(ours.made.dtype).eps
+    return all(
+        bool((wanted - own).abs().max() <= room * wanted.abs().max())
+        for own, wanted in zip(views[::2], views[1::2], strict=True)
+    )
 
 
-def _add(
-    sums: NormalEquations, module: nn.Module, given: Tensor, made: Tensor, wanted: Tensor
-) -> None:
-    before = sums.count
-    missing = wanted - as_outputs(module, made)
-    for inputs, own in pairs(module, given, missing, sums.generator):
-        sums.add(inputs, own)
-    seen = (sums.count - before) / (len(wanted) * wanted.shape[2])
-    sums.wanted += seen * float(wanted.square().sum())
+def _squares(tensor: Tensor) -> float:
+    return float(tensor.square().sum())
 
 
-def _kept(mended: nn.Module, layer: Layer) -> Tensor | None:
-    """Which weights of the layer are not masked, as (g, m, n); None where all stay."""
-    masks, name = masks_of(mended), f"{layer.path}.weight".removeprefix(".")
+def _kept(mended: nn.Module, path: str) -> Tensor | None:
+    """Which weights of a layer are not masked, as (g, m, n); None where all stay."""
+    masks, name = masks_of(mended), f"{path}.weight".removeprefix(".")
     own = masks.masks.get(name) if masks is not None else None
-    module: Any = mended.get_submodule(layer.path)
+    module: Any = mended.get_submodule(path)
     return None if own is None else as_matrix(module, own.kept().to(module.weight.device))
 
 

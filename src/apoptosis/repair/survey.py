@@ -6,7 +6,7 @@ the dense network shows what its outputs should be: rows of the dense layer's th
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -18,7 +18,7 @@ from apoptosis.curvature.linear_maps import input_dim, is_linear_map, output_dim
 from apoptosis.errors import ModelError, PlanMismatchError
 from apoptosis.masks import MaskPlan
 from apoptosis.repair.reaching import run
-from apoptosis.structure import CutProgram, Indices, Plan
+from apoptosis.structure import CutProgram, Indices, Outlet, Plan, find_outlets
 from apoptosis.task import Batch, Task
 
 __all__ = ["Layer", "Survey", "check_are_modules", "check_fits", "look_around"]
@@ -39,6 +39,8 @@ class Layer:
     """Whether some of its weights are gone: those of removed inputs, or masked ones."""
     attention: nn.MultiheadAttention | None = None
     """The dense attention around it, where that is the target."""
+    outlet: Outlet | None = None
+    """What becomes of its outputs, where that is known and the dense network shows the same."""
 
     def wanted(self, given: Any) -> Tensor:
         """What the dense module gave, as the layer would give it, all rows."""
@@ -48,6 +50,11 @@ class Layer:
         if mixed.ndim == 2:
             return mixed[None]
         return mixed if self.attention.batch_first else mixed.transpose(0, 1)
+
+    def without_relu(self) -> "Layer":
+        """The same, but for what comes after the sum."""
+        kept = self.outlet and replace(self.outlet, rectified=False, most=None)
+        return replace(self, outlet=kept)
 
 
 @dataclass(frozen=True)
@@ -77,9 +84,36 @@ def look_around(
             assert target is not None, "there is a reason otherwise"
             place = here[path][0]
             found.append((place, cuts.layer(path, module, target, attention)))
+    outlets = _outlets(small, batch, task, [layer for _, layer in found], there)
+    found = [(place, replace(own, outlet=outlets.get(own.path))) for place, own in found]
     found.sort(key=lambda item: item[0])
     stages = groupby(found, key=lambda item: item[0])
     return Survey(tuple(tuple(layer for _, layer in own) for _, own in stages), left_alone)
+
+
+def _outlets(
+    small: nn.Module, batch: Batch, task: Task, layers: list[Layer], there: dict[str, list[int]]
+) -> dict[str, Outlet]:
+    """Roads of outputs that both networks have alike; what cannot be recorded has none that are known."""
+    sample = next(iter(task.split(batch, 1)), None)
+    plain = [layer for layer in layers if layer.attention is None and layer.factors is None]
+    dims = {own.path: _output_axis(small.get_submodule(own.path)) for own in plain}
+    if sample is None or not dims:
+        return {}
+    try:
+        found = find_outlets(small, *task.inputs(sample), dims)
+    except Exception:  # noqa: BLE001 - whatever the model's own code may raise when it is looked at
+        return {}
+    return {
+        path: outlet
+        for path, outlet in found.items()
+        if outlet.other is None or len(there.get(outlet.other.module, [])) == 1
+    }
+
+
+def _output_axis(module: Any) -> int:
+    """The dimension of what a layer gives that its outputs run along."""
+    return -1 - len(getattr(module, "kernel_size", ()))
 
 
 def check_are_modules(dense: nn.Module, small: nn.Module) -> None:

@@ -6,7 +6,7 @@ solves them (`axes`, `analysis`). What is left free are groups of units (`groups
 A `Structure` (`structure`) answers for costs (`costs`) and resolves kept units into a `Plan` (`plan`), delivered as the
 user's own module where its code can run the new sizes (`delivery`, `attributes`, `sizing`, `comparison`, `scaling`,
 `multihead`), else as a rewritten program (`rewriting`) that was tried beside the model (`replay`). `surgery` and
-`cutting` carry plans out, `verification` checks them.
+`cutting` carry plans out, `verification` checks them. `outlets` tells what becomes of a layer's outputs.
 
 Start with `tracing.trace`. This room knows nothing of curvature, scores or budgets.
 """
@@ -15,6 +15,7 @@ from apoptosis.structure.axes import Indices
 from apoptosis.structure.cutting import cut
 from apoptosis.structure.groups import Group, PinnedAxis, Site, Slice, Tie
 from apoptosis.structure.kinds import KINDS
+from apoptosis.structure.outlets import Outlet, Spot, find_outlets
 from apoptosis.structure.plan import Plan, fingerprint_of
 from apoptosis.structure.polynomials import Polynomial
 from apoptosis.structure.recording import Example, model_tensors
@@ -30,17 +31,20 @@ __all__ = [
     "Example",
     "Group",
     "Indices",
+    "Outlet",
     "PinnedAxis",
     "Plan",
     "Polynomial",
     "Site",
     "Slice",
+    "Spot",
     "Structure",
     "Tie",
     "Verification",
     "copy_with",
     "cut",
     "cut_optimizer",
+    "find_outlets",
     "fingerprint_of",
     "model_tensors",
     "trace",

@@ -57,13 +57,18 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class ModuleCall:
-    """One call of a module: which, the how-manieth, and the first tensors in and out."""
+    """One call of a module: which, the how-manieth, and the first tensors in and out.
+
+    `entered` and `left` say how many operations had run before, and until it was over.
+    """
 
     path: str
     index: int
     input: Value | None
     output: Value | None
     leaf: bool
+    entered: int
+    left: int
 
 
 @dataclass(eq=False)

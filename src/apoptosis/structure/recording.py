@@ -254,9 +254,12 @@ class _Recorder(ProxyTorchDispatchMode):
             paths.setdefault(module, path)
         times: Counter[str] = Counter()
 
+        entered: list[int] = []
+
         def enter(module: nn.Module, _args: Any) -> None:
             if module in paths:
                 self._stack.append(paths[module])
+                entered.append(len(self.program.calls))
 
         def leave(module: nn.Module, args: Any, output: Any) -> None:
             if module not in paths:
@@ -265,7 +268,10 @@ class _Recorder(ProxyTorchDispatchMode):
             first, last = (next(iter(tensors_in(x)), None) for x in (args, output))
             goes_in, comes_out = (None if t is None else self.value(t) for t in (first, last))
             leaf = next(module.children(), None) is None
-            self.program.modules.append(ModuleCall(path, times[path], goes_in, comes_out, leaf))
+            when = (entered.pop(), len(self.program.calls))
+            self.program.modules.append(
+                ModuleCall(path, times[path], goes_in, comes_out, leaf, *when)
+            )
             times[path] += 1
 
         handles = [
