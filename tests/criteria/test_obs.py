@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import apoptosis as ap
-from apoptosis.criteria import CRITERIA, obs_units
-from apoptosis.curvature import layer_moments
+from apoptosis.criteria import CRITERIA, gates, obs_units
+from apoptosis.curvature import Moments, layer_moments
 from apoptosis.errors import ModelError
 from apoptosis.structure import trace
 
@@ -25,9 +25,19 @@ def inputs(num: int = 64) -> torch.Tensor:
     return torch.randn(num, 4, generator=generator, dtype=torch.float64)
 
 
+def scale(moments: Moments, weight: torch.Tensor) -> float:
+    """What Γ says that hidden units cost, over what the Kronecker form says, unit by unit."""
+    exact = sum(float(moments.gates[u, u]) for u in range(weight.shape[1]))
+    said = sum(
+        float(weight[:, u] @ moments.outputs[0] @ weight[:, u] * moments.inputs[0][u, u])
+        for u in range(weight.shape[1])
+    )
+    return exact / said
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_first_price_is_the_loss_of_the_best_refit(bias):
-    """½ tr(S E A Eᵀ) of least squares on the hidden activations themselves, for every unit; the least is first."""
+    """½ tr(S E A Eᵀ), scaled, of least squares on the hidden activations themselves; the least is first."""
     model, x = mlp(bias), inputs()
     with torch.no_grad():
         hidden = model[:2](x)
@@ -41,20 +51,41 @@ def test_the_first_price_is_the_loss_of_the_best_refit(bias):
         error = (target - design[:, stay] @ new).detach()
         prices.append(0.5 * float(((error @ moments["2"].outputs[0]) * error).sum()) / len(x))
     found = obs_units(model, trace(model, x[:1]), [x], ridge=0.0).values["0"]
+    wanted = min(prices) * scale(moments["2"], model[2].weight.detach())
     assert int(found.argmin()) == prices.index(min(prices))
-    assert float(found.min()) == pytest.approx(min(prices), rel=1e-6)
+    assert float(found.min()) == pytest.approx(wanted, rel=1e-6)
 
 
 def test_all_prices_add_up_to_the_loss_of_reading_nothing():
-    """Without a bias: E = W, so ½ tr(S W A Wᵀ)."""
+    """Without a bias: E = W, so ½ tr(S W A Wᵀ), scaled."""
     model, x = mlp(bias=False), inputs()
     moments = layer_moments(model, [x], TASK, ["2"]).layers
     own, weight = moments["2"], model[2].weight.detach()
     whole = 0.5 * float(torch.trace(own.outputs[0] @ weight @ own.inputs[0] @ weight.T))
+    whole *= scale(own, weight)
     values = obs_units(model, trace(model, x[:1]), [x], ridge=0.0).values["0"]
     # Scores rise along the path, so their sum is no less; equal where prices rise by themselves.
     assert float(values.sum()) >= whole * (1 - 1e-9)
     assert float(values.sum()) < 2 * whole
+
+
+def test_what_scales_prices_is_what_gates_cost():
+    """Γ, from drawn labels, against the exact criterion; ahead of a mean over places, where errors add up."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 5, 3), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 3)),
+    ).double()
+    x = torch.randn(100, 3, 9, 9, dtype=torch.float64)
+    own = layer_moments(model, [x], TASK, ["2"], draws=100).layers["2"]
+    exact = gates(model, trace(model, x[:1]), [x]).values["0"].double()
+    torch.testing.assert_close(0.5 * own.gates.diagonal(), exact, rtol=0.1, atol=0)
+    weight = model[2].weight.detach()
+    said = sum(
+        torch.trace(own.outputs[0] @ w @ own.inputs[0][9 * u : 9 * u + 9, 9 * u : 9 * u + 9] @ w.T)
+        for u, w in ((u, weight[:, u].flatten(1)) for u in range(6))
+    )
+    assert float(own.gates.diagonal().sum() / said) > 2  # so that scaling them matters
 
 
 def test_a_unit_that_another_can_stand_in_for_is_free():

@@ -88,6 +88,46 @@ def test_outputs_approach_the_mean_over_labels(layer):
     assert float((got - want).norm() / want.norm()) < 0.06  # about 1/√(2000 · 8) · a few
 
 
+def gates_by_hand(model: nn.Sequential, layer: int, x: torch.Tensor) -> torch.Tensor:
+    """Γ in expectation over labels, by a factor on every channel that the layer reads, sample by sample."""
+    total = 0.0
+    for sample in x:
+        with torch.no_grad():
+            given = model[:layer](sample[None])
+        factors = torch.ones(given.shape[1], dtype=given.dtype, requires_grad=True)
+        shape = (1, -1, *[1] * (given.dim() - 2))
+        logs = model[layer:](given * factors.view(shape)).log_softmax(1)[0]
+        for log in logs:
+            (slope,) = torch.autograd.grad(-log, factors, retain_graph=True)
+            total = total + float(log.detach().exp()) * torch.outer(slope, slope)
+    return total / len(x)
+
+
+@pytest.mark.parametrize("layer", [0, 2, 5])
+def test_gates_approach_the_mean_over_labels(layer):
+    model, (x, y) = small_net(), data(num=8)
+    found = layer_moments(model, [(x, y)], TASK, [str(layer)], draws=2000).layers
+    want = gates_by_hand(model, layer, x)
+    assert float((found[str(layer)].gates - want).norm() / want.norm()) < 0.06
+
+
+def test_gates_of_tokens_are_factors_for_all_tokens_of_a_sample():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2), nn.Flatten(), nn.Linear(8, 3)
+    )
+    model, x = model.double(), torch.randn(4, 4, 3, dtype=torch.float64)
+    total = torch.zeros(5, 5, dtype=torch.float64)
+    for sample in x:
+        factors = torch.ones(5, dtype=x.dtype, requires_grad=True)
+        logs = model[2:](model[:2](sample[None]) * factors).log_softmax(1)[0]
+        for log in logs:
+            (slope,) = torch.autograd.grad(-log, factors, retain_graph=True)
+            total += float(log.detach().exp()) * torch.outer(slope, slope) / len(x)
+    found = layer_moments(model, [x], TASK, ["2"], draws=4000).layers["2"].gates
+    assert float((found - total).norm() / total.norm()) < 0.06
+
+
 def test_the_oracle_of_outputs_can_fail():
     model, (x, y) = small_net(), data(num=8)
     found = layer_moments(model, [(x, y)], TASK, ["2"], draws=2000).layers

@@ -3,13 +3,16 @@
 Of every layer that reads a group, `layer_moments` gives A, the second moment of its inputs, and S, that of its outputs'
 gradients; an error E of its weights costs about ½ tr(S E A Eᵀ). Taking units away and refitting what is left of the
 weights costs ½ tr(S W_Q (A⁻¹_QQ)⁻¹ W_Qᵀ), and `elimination` finds a path: who goes first, who next once the others have
-taken over, and at what price. Prices of all layers are in units of the loss, so that paths can be merged.
+taken over, and at what price. Prices of all layers are in units of the loss, so that paths can be merged: each layer's
+are scaled so that without a refit, where ½ tr(S W_u A_uu W_uᵀ) is what the Kronecker form says of a unit, all units
+together cost what Γ says they do. (That form alone is off by factors of 5 to 50 between layers of one ResNet, and
+takes too much where errors add up over places: experiments/LOG.md.)
 
 A score is the price at a unit's turn, the largest so far along the path. So the criterion is for networks that are
 repaired afterwards by `refit`; as they are cut, others keep more.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from math import prod
 from typing import Any
 
@@ -116,8 +119,8 @@ class _Prepared:
     def __init__(self, model: nn.Module, moments: dict[str, Moments], ridge: float) -> None:
         self._model, self._moments, self._ridge = model, moments, ridge
 
-    def readers(self, site: Site) -> Iterator[Reader]:
-        """One for each group of channels of the layer, with those units that it reads."""
+    def readers(self, site: Site) -> list[Reader]:
+        """One for each group of channels of the layer, with those units that it reads; prices as Γ has them."""
         module: Any = self._model.get_submodule(site.module)
         own = self._moments[site.module]
         weight = as_matrix(module, module.weight.detach()).double().cpu()
@@ -126,17 +129,23 @@ class _Prepared:
             weight = torch.cat([weight, bias], 2)
         kernel = prod(module.kernel_size) if isinstance(module, _ConvNd) else 1
         num_channels = _channels(module)
+        found: list[Reader] = []
+        said = 0.0
         for number in range(len(weight)):
             units = np.flatnonzero(site.indices[:, 0] // num_channels == number)
             if len(units):
                 channels = torch.from_numpy(site.indices[units] % num_channels)
                 columns = (channels[:, :, None] * kernel + torch.arange(kernel)).flatten(1)
-                yield Reader(
-                    self._inverse(own.inputs[number], has_bias=module.bias is not None),
-                    _root(own.outputs[number]) @ weight[number],
-                    torch.from_numpy(units),
-                    columns,
-                )
+                weighted = _root(own.outputs[number]) @ weight[number]
+                said += _without_refit(own.inputs[number], weighted, columns)
+                inverse = self._inverse(own.inputs[number], has_bias=module.bias is not None)
+                found.append(Reader(inverse, weighted, torch.from_numpy(units), columns))
+        places = torch.from_numpy(site.indices)
+        exact = float(own.gates[places[:, :, None], places[:, None, :]].sum())
+        scale = (exact / said) ** 0.5 if said > 0 and exact > 0 else 1.0
+        for reader in found:
+            reader.weights.mul_(scale)
+        return found
 
     def _inverse(self, moment: Tensor, *, has_bias: bool) -> Tensor:
         """(A + λ I)⁻¹ without a penalty on the constant; an input that is always zero gets λ alone."""
@@ -150,3 +159,10 @@ def _root(moment: Tensor) -> Tensor:
     """R with Rᵀ R = S."""
     values, vectors = torch.linalg.eigh(moment)
     return values.clamp_min(0).sqrt()[:, None] * vectors.T
+
+
+def _without_refit(moment: Tensor, weights: Tensor, columns: Tensor) -> float:
+    """Σ_u tr(T_u A_uu T_uᵀ)."""
+    own = moment[columns[:, :, None], columns[:, None, :]]  # (u, k, k)
+    theirs = weights[:, columns].permute(1, 0, 2)  # (u, m, k)
+    return float(((theirs @ own) * theirs).sum())

@@ -8,6 +8,11 @@ with s the gradients at the outputs for cotangents whose squares add up to the H
 outputs (`loss_factors`; drawn labels, so that no labels are needed). A ⊗ S is then the layer's Gauss-Newton matrix as
 K-FAC has it: an error E of W costs about ½ tr(S E A Eᵀ). A layer with a bias reads one more input, always 1, the last.
 Of a convolution with many places A is taken from some of them, drawn at random: Σ_t is then an estimate.
+
+The Kronecker form takes positions as independent, and what is read as independent of what it costs. How far that holds
+differs between layers by orders of magnitude (ahead of a mean over all places, errors of one sign add up). So there is
+also the exact Γ = Σ_n q_n q_nᵀ / number of predictions with q_nc = Σ_t x_ntc ∂/∂x_ntc, the Gauss-Newton matrix by
+factors on what the layer reads of each channel c, to hold prices against.
 """
 
 from collections.abc import Iterable
@@ -16,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from apoptosis.curvature.activations import Place, gradients_at, watched
 from apoptosis.curvature.containment import contained
@@ -32,10 +38,14 @@ __all__ = ["LayerMoments", "Moments", "layer_moments"]
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Of one layer, float64 on the CPU: `inputs` is A, (g, n, n), and `outputs` S, (g, m, m), for g groups."""
+    """Of one layer, float64 on the CPU: `inputs` is A, (g, n, n), `outputs` S, (g, m, m), for g groups of channels.
+
+    `gates` is Γ, (channels, channels), of all groups together.
+    """
 
     inputs: Tensor
     outputs: Tensor
+    gates: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,10 +102,12 @@ def layer_moments(  # noqa: PLR0913 - whose, on what, and three words on how
                 for number, cotangent in enumerate(cotangents):
                     passed = gradients_at(seen, outputs, cotangent, again=True)
                     for path, own in sums.items():
-                        given, _ = passed[Place(path, 0, "input")]
+                        given, pull = passed[Place(path, 0, "input")]
                         _, slope = passed[Place(path, 0, "output")]
-                        if slope is not None:
-                            own.add(given if number == 0 else None, slope, size)
+                        if slope is not None and pull is not None:
+                            own.add_slopes(given * pull, slope, size)
+                            if number == 0:
+                                own.add_inputs(given, slope)
     if not total.samples:
         raise DataError(
             "Asked for moments of layers and found no samples: the batches are empty or were used up by an earlier "
@@ -133,38 +145,57 @@ class _Total:
 
 
 class _Sums:
-    """Σ x xᵀ, and Σ over samples of the mean over positions of s sᵀ."""
+    """Σ x xᵀ, Σ over samples of the mean over positions of s sᵀ, and Σ over samples of q qᵀ."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module: Any = module
         self._generator = torch.Generator().manual_seed(0)
         self._inputs: Tensor | float = 0.0
         self._outputs: Tensor | float = 0.0
+        self._gates: Tensor | float = 0.0
 
-    def add(self, given: Tensor | None, slope: Tensor, num: int) -> None:
-        """A piece of `num` samples; inputs only with the first of its cotangents."""
+    def add_inputs(self, given: Tensor, slope: Tensor) -> None:
+        """What a piece sends into the layer."""
+        errors = as_outputs(self._module, slope)
+        gram, seen = slope.new_zeros(()), 0
+        for columns, _ in pairs(self._module, given, errors, generator=self._generator):
+            gram, seen = gram + columns @ columns.mT, seen + columns.shape[2]
+        self._inputs = self._inputs + gram * (errors.shape[0] * errors.shape[2] / seen)
+
+    def add_slopes(self, pulls: Tensor, slope: Tensor, num: int) -> None:
+        """Gradients of `num` samples for one cotangent: at the outputs, and times the inputs there."""
         errors = as_outputs(self._module, slope)
         positions = errors.shape[0] * errors.shape[2]
         groups = getattr(self._module, "groups", 1)
         by_group = errors.double().transpose(0, 1).reshape(groups, -1, positions)
         self._outputs = self._outputs + by_group @ by_group.mT * (num / positions)
-        if given is not None:
-            gram, seen = slope.new_zeros(()), 0
-            for columns, _ in pairs(self._module, given, errors, generator=self._generator):
-                gram, seen = gram + columns @ columns.mT, seen + columns.shape[2]
-            self._inputs = self._inputs + gram * (positions / seen)
+        by_sample = _by_sample(self._module, pulls, num).double()
+        self._gates = self._gates + by_sample.T @ by_sample
 
     def mean(self, path: str, total: _Total) -> Moments:
         """Over all that was added."""
-        inputs, outputs = torch.as_tensor(self._inputs), torch.as_tensor(self._outputs)
-        if not (bool(inputs.isfinite().all()) and bool(outputs.isfinite().all())):
+        inputs, outputs, gates = map(torch.as_tensor, (self._inputs, self._outputs, self._gates))
+        if not all(bool(own.isfinite().all()) for own in (inputs, outputs, gates)):
             raise NonFiniteError(
                 f"NaN or infinity passes layer {path!r}. Look for bad values in the data, or for a network that "
                 "overflows its number type."
             )
-        return Moments((inputs / total.samples).cpu(), (outputs / total.predictions).cpu())
+        return Moments(
+            (inputs / total.samples).cpu(),
+            (outputs / total.predictions).cpu(),
+            (gates / total.predictions).cpu(),
+        )
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing was added."""
         return not isinstance(self._inputs, Tensor)
+
+
+def _by_sample(module: Any, pulls: Tensor, num: int) -> Tensor:
+    """Summed over the positions of each sample: (samples, channels)."""
+    if isinstance(module, _ConvNd):
+        return pulls.reshape(-1, *pulls.shape[-1 - len(module.kernel_size) :]).flatten(2).sum(2)
+    if pulls.ndim > 1 and len(pulls) == num:
+        return pulls.reshape(num, -1, pulls.shape[-1]).sum(1)
+    return pulls.reshape(-1, pulls.shape[-1])  # samples do not come first: every position by itself
