@@ -18,7 +18,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -79,6 +79,7 @@ class Judge:
     def __init__(self, dense: Any, text: Text, num: int, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._batches = {kind: text.judge(kind, num) for kind in KINDS}
+        self._count = num * (LENGTH - 1)
         with torch.no_grad():
             self._chances = {
                 kind: [dense(tokens).logits[:, :-1].softmax(2) for tokens in batches]
@@ -86,7 +87,7 @@ class Judge:
             }
 
     def __call__(self, model: Any) -> Row:
-        found: Row = {}
+        found: Row = {"judged": self._count}
         for kind in KINDS:
             found[f"{kind}_loss"], found[f"{kind}_kl"] = self._means(model, kind)
         return found | self._speech(model)
@@ -94,14 +95,13 @@ class Judge:
     @torch.no_grad()
     def _means(self, model: Any, kind: str) -> tuple[float, float]:
         """Loss and KL(dense ‖ small), per token."""
-        sums, count = torch.zeros(2, dtype=torch.float64), 0
+        sums = torch.zeros(2, dtype=torch.float64)
         for tokens, chances in zip(self._batches[kind], self._chances[kind], strict=True):
             logs = model(tokens).logits[:, :-1].log_softmax(2)
             losses = -logs.gather(2, tokens[:, 1:, None])
             divergences = -(torch.special.entr(chances) + chances * logs).sum(2)
             sums += torch.stack([losses.double().sum(), divergences.double().sum()])
-            count += losses.numel()
-        loss, divergence = (sums / count).tolist()
+        loss, divergence = (sums / self._count).tolist()
         return loss, divergence
 
     @torch.no_grad()
@@ -125,7 +125,7 @@ class Judge:
 
 
 def networks(args: argparse.Namespace, dense: Any, text: Text, judge: Judge) -> Iterator[list[Row]]:
-    done = measured(args.skip, args.sequences * LENGTH)
+    done = measured(args)
     if DENSE not in done:
         yield [_row(DENSE, 0, dense, judge)]
     structure = trace(dense, text.draw(0, 2)[0][:1])
@@ -195,13 +195,14 @@ def _row(
     }
 
 
-def measured(paths: Iterable[Path], tokens: int) -> set[Cell]:
-    """What there is with draws of so many tokens; the dense network sees none."""
+def measured(args: argparse.Namespace) -> set[Cell]:
+    """What other files have, of the same size; the dense network sees no draw."""
     return {
         (int(row["draw"]), row["way"], row["kept"], row["repair"])
-        for path in paths
+        for path in args.skip
         for row in read_lines(path)
-        if row["tokens"] in {0, tokens}
+        if row["tokens"] in {0, args.sequences * LENGTH}
+        and row["judged"] == args.judged * (LENGTH - 1)
     }
 
 
@@ -213,7 +214,6 @@ def about(args: argparse.Namespace) -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": version("transformers"),
         "commit": subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip(),
-        "judged": args.judged * (LENGTH - 1),
     }
 
 

@@ -31,17 +31,18 @@ def page(rows: Sequence[Row], runs: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield "```"
     yield ""
     used = {name: _listed(str(run[name]) for run in runs) for name in runs[0]}
-    agreed = min(row["agreed"] for row in rows)
+    agreed, judged = min(row["agreed"] for row in rows), {int(row["judged"]) for row in rows}
+    assert len(judged) == 1, f"lines that do not compare: judged on {judged} predictions"
     yield (
         f"{used['device']}, torch {used['torch']}, transformers {used['transformers']}, commit {used['commit']}. A "
         f"Llama of {dense[0]['params'] / 1e6:.1f} M parameters with grouped queries and a tied head, float32. Hidden "
         "units of its MLPs and its heads are cut to the share named, each over all layers, in one step. Scores and "
         "repairs see a draw of text, half manual pages and half samples of the dense network; criteria that draw "
         "numbers draw others each time. No labels but the text itself, no training. Figures are of "
-        f"{used['judged']} predictions of each kind on other text, the same for all; mean ± s.d. over draws, n in "
+        f"{judged.pop():,} predictions of each kind on other text, the same for all; mean ± s.d. over draws, n in "
         "brackets. The repair is the same for all ways of a column. `:uniform` keeps the same share of every layer's "
-        f"hidden units. `generate` ran on every network; of what it said with its cache a plain run says {agreed:.0%} "
-        "or more too."
+        f"hidden units. `generate` ran on every network; a plain run without its cache agrees on {agreed:.0%} of "
+        "the tokens, at the least."
     )
     for tokens in sorted({int(row["tokens"]) for row in small}):
         own = [row for row in small if row["tokens"] == tokens]
