@@ -77,7 +77,7 @@ def refitted(model, batches, plan, monkeypatch, *, by_stages: bool) -> dict[str,
     with monkeypatch.context() as patch:
         if by_stages:
             patch.setattr(lockstep, "MOST_BATCHES", 0)
-        return Refit()(model, cut(model, plan), plan, batches, TASK).state_dict()
+        return Refit(ridge=1e-4)(model, cut(model, plan), plan, batches, TASK).state_dict()
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_batches_that_come_in_another_order_each_time_stay_in_step(monkeypatch):
     model, batches, plan = case(residual, 3, 6, 6)
     loader = DataLoader(torch.cat(batches), batch_size=7, shuffle=True)
     monkeypatch.setattr(Refit, "_by_stages", lambda *_: pytest.fail("went the slow way"))
-    Refit()(model, cut(model, plan), plan, loader, TASK)
+    Refit(ridge=1e-4)(model, cut(model, plan), plan, loader, TASK)
 
 
 def test_ways_that_part_are_noticed():

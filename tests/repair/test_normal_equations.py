@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from apoptosis.repair.normal_equations import NormalEquations
+from apoptosis.repair.normal_equations import PLENTY, RIDGES, NormalEquations
 
 GROUPS, OUTPUTS, INPUTS, POSITIONS = 2, 3, 5, 40
 
@@ -18,8 +18,8 @@ def drawn(seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def sums_of(x: Tensor, r: Tensor, *sizes: int) -> NormalEquations:
     sums = NormalEquations()
-    for inputs, missing in zip(x.split(sizes, 2), r.split(sizes, 2), strict=True):
-        sums.add(inputs, missing)
+    for number, parts in enumerate(zip(x.split(sizes, 2), r.split(sizes, 2), strict=True)):
+        sums.add(*parts, half=number % 2)
     return sums
 
 
@@ -101,10 +101,65 @@ def test_what_is_left_is_counted_from_the_sums():
     sums = sums_of(x, r, 13, 27)
     change = torch.randn(GROUPS, OUTPUTS, INPUTS).double()
     assert sums.left(change) == pytest.approx(float((r - change @ x).square().sum()), rel=1e-12)
-    assert (
-        sums.left(sums.solve(0.0, has_bias=False))
-        < sums.squares
-        == pytest.approx(float(r.square().sum()))
+    nothing = sums.left(torch.zeros_like(change))
+    assert sums.left(sums.solve(0.0, has_bias=False)) < nothing
+    assert nothing == pytest.approx(float(r.square().sum()))
+
+
+def halves_of(x: Tensor, r: Tensor) -> NormalEquations:
+    return sums_of(x, r, POSITIONS // 2, POSITIONS // 2)
+
+
+@pytest.mark.parametrize("noise", [0.01, 1.0, 30.0])
+def test_the_ridge_is_the_one_that_holds_best_on_the_other_half(noise):
+    """Each half solved with `lstsq` and the penalty as rows, judged on the data of the other, for every ridge."""
+    x, r = drawn()
+    r = noise * r + drawn(1)[1][:, :, :INPUTS] @ x
+    parts = list(zip(x.chunk(2, 2), r.chunk(2, 2), strict=True))
+
+    def missed(ridge: float) -> float:
+        total = 0.0
+        for (a, ra), (b, rb) in (parts, parts[::-1]):
+            size = ridge * a.square().sum((1, 2)) / INPUTS
+            penalty = size[:, None, None] * torch.eye(INPUTS, dtype=torch.float64)
+            nothing = torch.zeros(GROUPS, OUTPUTS, INPUTS, dtype=torch.float64)
+            change = by_lstsq(a, ra, penalty) if ridge < float("inf") else nothing
+            total += float((rb - change @ b).square().sum())
+        return total
+
+    assert halves_of(x, r).best_ridge(has_bias=False) == min(RIDGES, key=missed)
+
+
+def test_what_is_only_noise_is_left_alone_and_what_is_plenty_is_not_asked():
+    x, r = drawn(3)  # neither has to do with the other
+    assert halves_of(x, r).best_ridge(has_bias=False) >= 0.1
+    sums = NormalEquations()
+    for number in range(PLENTY * INPUTS // POSITIONS + 1):
+        sums.add(x, r, half=number % 2)
+    assert sums.best_ridge(has_bias=False) == RIDGES[0]
+
+
+def test_an_endless_penalty_leaves_everything():
+    x, r = drawn()
+    assert not halves_of(x, r).solve(float("inf"), has_bias=False).any()
+    kept = torch.ones(GROUPS, OUTPUTS, INPUTS, dtype=torch.bool)
+    assert not halves_of(x, r).solve(float("inf"), kept, has_bias=False).any()
+
+
+def test_one_sample_alone_has_no_other_half_to_ask():
+    x, r = drawn()
+    assert sums_of(x, r, POSITIONS).best_ridge(has_bias=False) == RIDGES[0]
+
+
+def test_beginning_again_keeps_what_went_in_and_forgets_what_was_missing():
+    x, r = drawn()
+    sums = halves_of(x, r)
+    sums.begin_again()
+    for half, parts in enumerate(zip(x.chunk(2, 2), (2 * r).chunk(2, 2), strict=True)):
+        sums.add(*parts, half=half)
+    assert sums.count == POSITIONS
+    torch.testing.assert_close(
+        sums.solve(0.1, has_bias=False), 2 * halves_of(x, r).solve(0.1, has_bias=False)
     )
 
 

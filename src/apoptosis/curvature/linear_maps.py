@@ -21,6 +21,7 @@ from torch.nn.modules.conv import _ConvNd
 
 __all__ = [
     "add_",
+    "as_inputs",
     "as_matrix",
     "as_outputs",
     "input_dim",
@@ -70,6 +71,12 @@ def as_outputs(module: nn.Module, y: Tensor) -> Tensor:
     return y.reshape(-1, *y.shape[-1 - len(module.kernel_size) :]).flatten(2)
 
 
+def as_inputs(module: Any, x: Tensor) -> Tensor:
+    """What the layer read, as (samples or positions, inputs, …), in step with `as_outputs`."""
+    inside = len(module.kernel_size) if isinstance(module, _ConvNd) else 0
+    return x.reshape(-1, *x.shape[-1 - inside :])
+
+
 def pairs(
     module: Any, x: Tensor, *ys: Tensor, generator: torch.Generator | None = None
 ) -> Iterator[tuple[Tensor, ...]]:
@@ -83,7 +90,7 @@ def pairs(
             chunk.
     """
     is_conv = isinstance(module, _ConvNd)
-    x = x.reshape(-1, *x.shape[-1 - (len(module.kernel_size) if is_conv else 0) :])
+    x = as_inputs(module, x)
     groups = module.groups if is_conv else 1
     num_inputs = prod(module.kernel_size) * x.shape[1] if is_conv else x.shape[1]
     num_places = ys[0].shape[2]

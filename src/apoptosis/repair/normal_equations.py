@@ -6,7 +6,11 @@ With inputs x and what is missing from the outputs r = y − (W x + b), the chan
 
 least solves D (A + λ I) = B with B = Σ r xᵀ. The penalty draws towards the weights that are there, so a layer that
 misses nothing stays as it is, and an input that is always zero changes no weight. All sums are in float64; there is one
-system for each group of channels. Cost: n² numbers, and n³/3 multiplications to solve.
+system for each group of channels. Cost: n² numbers twice, and n³/3 multiplications to solve.
+
+How much penalty the data ask for, the data tell: sums of two halves of the samples are kept apart, and what is found on
+either is held against the other (`best_ridge`). Where equations are few, as for the head of a network on some hundred
+images, the least penalty would fit these images alone.
 """
 
 import torch
@@ -14,9 +18,14 @@ from torch import Tensor
 
 __all__ = ["NormalEquations"]
 
+RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, float("inf"))
+"""From hardly any penalty to leaving the layer as it is."""
+PLENTY = 64
+"""With so many positions for each input the least penalty is taken unasked: it makes no difference."""
+
 
 class NormalEquations:
-    """The sums of one layer: A, B, and Σ ‖r‖² as `squares`; `count` are the positions.
+    """The sums of one layer. `count` are the positions.
 
     `generator` draws places of convolutions that have more than are needed (`linear_maps.pairs`).
     """
@@ -24,45 +33,51 @@ class NormalEquations:
     def __init__(self) -> None:
         self.generator = torch.Generator().manual_seed(0)
         self.count = 0
-        self.squares = 0.0
-        self._gram: Tensor | None = None
-        self._cross: Tensor | None = None
-        self._is_gram_whole = False
+        self._halves = (_Sums(), _Sums())
+        self._is_gram_there = False
 
-    def add(self, inputs: Tensor, missing: Tensor) -> None:
-        """Positions: what went in, (g, n, positions), and what is missing, (g, m, positions)."""
-        cross = missing @ inputs.mT
-        self._cross = cross if self._cross is None else self._cross.add_(cross)
-        self.squares += float(missing.square().sum())
-        if not self._is_gram_whole:
-            gram = inputs @ inputs.mT
-            self._gram = gram if self._gram is None else self._gram.add_(gram)
+    def add(self, inputs: Tensor, missing: Tensor, half: int) -> None:
+        """Positions of one half: what went in, (g, n, positions), and what is missing, (g, m, positions)."""
+        self._halves[half].add(inputs, missing, with_gram=not self._is_gram_there)
+        if not self._is_gram_there:
             self.count += inputs.shape[2]
 
     def begin_again(self) -> None:
         """Forget what was missing: the same inputs come again, at the same places, and miss something else."""
         self.generator.manual_seed(0)
-        self.squares, self._cross, self._is_gram_whole = 0.0, None, True
+        self._is_gram_there = True
+        for own in self._halves:
+            own.cross, own.squares = torch.zeros_like(own.cross), 0.0
 
     @property
     def is_finite(self) -> bool:
         """Whether no NaN or infinity has passed."""
-        return all(bool(sums.isfinite().all()) for sums in self._sums())
+        return all(bool(t.isfinite().all()) for own in self._halves for t in (own.gram, own.cross))
+
+    def best_ridge(self, *, has_bias: bool) -> float:
+        """Which of `RIDGES` leaves least of either half, when it is solved on the other."""
+        first, second = self._halves
+        if first.is_empty or second.is_empty or self.count >= PLENTY * first.gram.shape[-1]:
+            return RIDGES[0]
+        missed = {
+            ridge: second.left(first.solved(ridge, has_bias=has_bias))
+            + first.left(second.solved(ridge, has_bias=has_bias))
+            for ridge in RIDGES
+        }
+        return min(missed, key=missed.__getitem__)
 
     def solve(self, ridge: float, kept: Tensor | None = None, *, has_bias: bool) -> Tensor:
         """D, (g, m, n).
 
         Args:
-            ridge: λ in parts of the mean of A's diagonal.
+            ridge: λ in parts of the mean of A's diagonal; infinity leaves everything as it is.
             kept: which weights there are, (g, m, n); the others stay as they are. All unless given.
             has_bias: the last input is the constant 1, on which there is no penalty.
         """
-        gram, cross = self._sums()
-        gram = gram.clone()
-        free = gram.diagonal(dim1=1, dim2=2)[:, : gram.shape[1] - has_bias]
-        free += ridge * free.mean(1, keepdim=True)
-        if kept is None:
-            return _solved(gram, cross)
+        whole = self._halves[0] + self._halves[1]
+        if kept is None or ridge == float("inf"):
+            return whole.solved(ridge, has_bias=has_bias)
+        gram, cross = whole.penalised(ridge, has_bias=has_bias), whole.cross
         if has_bias:
             kept = torch.cat([kept, kept.new_ones(*kept.shape[:2], 1)], 2)
         found = torch.zeros_like(cross)
@@ -73,15 +88,51 @@ class NormalEquations:
         return found
 
     def left(self, change: Tensor) -> float:
+        """Σ ‖r − D x‖²."""
+        return sum(own.left(change) for own in self._halves if not own.is_empty)
+
+
+class _Sums:
+    """A, (g, n, n), B, (g, m, n), and Σ ‖r‖² of some of the positions; scalars 0 until there are any."""
+
+    def __init__(
+        self, gram: Tensor | None = None, cross: Tensor | None = None, squares: float = 0.0
+    ) -> None:
+        nothing = torch.zeros((), dtype=torch.float64)
+        self.gram = nothing if gram is None else gram
+        self.cross = nothing if cross is None else cross
+        self.squares = squares
+
+    @property
+    def is_empty(self) -> bool:
+        return self.gram.ndim == 0
+
+    def __add__(self, other: "_Sums") -> "_Sums":
+        return _Sums(self.gram + other.gram, self.cross + other.cross, self.squares + other.squares)
+
+    def add(self, inputs: Tensor, missing: Tensor, *, with_gram: bool) -> None:
+        cross = missing @ inputs.mT
+        self.cross = cross.add_(self.cross)
+        self.squares += float(missing.square().sum())
+        if with_gram:
+            self.gram = (inputs @ inputs.mT).add_(self.gram)
+
+    def left(self, change: Tensor) -> float:
         """Σ ‖r − D x‖², from the sums alone."""
-        gram, cross = self._sums()
-        gained = float((change * (2 * cross - change @ gram)).sum())
+        gained = float((change * (2 * self.cross - change @ self.gram)).sum())
         return max(0.0, self.squares - gained)
 
-    def _sums(self) -> tuple[Tensor, Tensor]:
-        assert self._gram is not None, "asked only where something was added"
-        assert self._cross is not None, "asked only where something was added"
-        return self._gram, self._cross
+    def penalised(self, ridge: float, *, has_bias: bool) -> Tensor:
+        """A + λ I, without a penalty on the constant."""
+        gram = self.gram.clone()
+        free = gram.diagonal(dim1=1, dim2=2)[:, : gram.shape[1] - has_bias]
+        free += ridge * free.mean(1, keepdim=True)
+        return gram
+
+    def solved(self, ridge: float, *, has_bias: bool) -> Tensor:
+        if ridge == float("inf"):
+            return torch.zeros_like(self.cross)
+        return _solved(self.penalised(ridge, has_bias=has_bias), self.cross)
 
 
 def _solved(gram: Tensor, cross: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from apoptosis.curvature.linear_maps import add_, as_matrix, is_product, pairs
+from apoptosis.curvature.linear_maps import add_, as_inputs, as_matrix, is_product, pairs
 from apoptosis.errors import ConfigError, DataError, ModelError, NonFiniteError
 from apoptosis.masks import MaskPlan, masks_of
 from apoptosis.progress import track
@@ -78,18 +78,19 @@ class Refit:
     Attributes:
         scope: `every` layer whose outputs are not the dense ones any more, or only `consumers`, which read removed
             units.
-        ridge: λ, in parts of the mean square of what a layer reads.
+        ridge: λ, in parts of the mean square of what a layer reads; unless given, for each layer what half of the data
+            says of the other half.
         rounds: how often a layer ahead of a ReLU is fitted again with regard to what that will show.
     """
 
     scope: Literal["every", "consumers"] = "every"
-    ridge: float = 1e-4
+    ridge: float | None = None
     rounds: int = 3
 
     def __post_init__(self) -> None:
         if self.scope not in SCOPES:
             raise ConfigError(f"scope={self.scope!r} was asked for; there are {', '.join(SCOPES)}.")
-        if not 0 <= self.ridge < float("inf"):
+        if self.ridge is not None and not 0 <= self.ridge < float("inf"):
             raise ConfigError(f"ridge={self.ridge!r} was asked for; it is a number from 0 on.")
         if not isinstance(self.rounds, int) or self.rounds < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
@@ -192,7 +193,7 @@ class Refit:
             if not again:
                 break
             for fit in again.values():
-                fit.sums.begin_again()
+                fit.begin_again()
             for path, both in _each(reading(), again):
                 again[path].add(*both)
             self._solve(networks, again.values())
@@ -209,30 +210,48 @@ class Refit:
 
 
 class _Fit:
-    """A layer on its way to new weights: sums, and the change of z that they ask for."""
+    """A layer on its way to new weights: sums, the change of z that they ask for, and with which penalty."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self.sums = NormalEquations()
         self.change: Tensor | None = None
+        self.ridge: float | None = None
         self._before = self._wanted = 0.0
+        self._num_samples = 0
+
+    def begin_again(self) -> None:
+        """The same data come once more."""
+        self.sums.begin_again()
+        self._num_samples = 0
 
     def add(self, ours: Passed, theirs: Passed) -> None:
         """What a batch shows; the first time to come as near as can be, then as far as it is seen."""
-        views = self.target.views(ours, theirs)
-        for inputs, *own in pairs(
-            self.target.module, ours.given, *views, generator=self.sums.generator
-        ):
-            now, wanted = self.target.sums(*own)
-            if self.change is None:
-                self.sums.add(inputs, wanted - now)
-                self._before += _squares(self.target.as_far_as_seen(wanted, now) - now)
-                self._wanted += _squares(self.target.seen(wanted))
-            else:
-                there = now + self.change @ inputs
-                self.sums.add(inputs, self.target.as_far_as_seen(wanted, there) - now)
+        module, views = self.target.module, self.target.views(ours, theirs)
+        given = as_inputs(module, ours.given)
+        for half, rows in self._halves(len(ours.given), len(given)):
+            some = (own[rows] for own in (given, *views))
+            for inputs, *own in pairs(module, *some, generator=self.sums.generator):
+                self._add(half, inputs, *self.target.sums(*own))
 
-    def solve(self, ridge: float, kept: Tensor | None) -> None:
+    def _add(self, half: int, inputs: Tensor, now: Tensor, wanted: Tensor) -> None:
+        if self.change is None:
+            self.sums.add(inputs, wanted - now, half)
+            self._before += _squares(self.target.as_far_as_seen(wanted, now) - now)
+            self._wanted += _squares(self.target.seen(wanted))
+        else:
+            there = now + self.change @ inputs
+            self.sums.add(inputs, self.target.as_far_as_seen(wanted, there) - now, half)
+
+    def _halves(self, num_samples: int, num_rows: int) -> Iterator[tuple[int, Tensor]]:
+        """Rows of every second sample, however data are cut into batches; a sample may be several rows."""
+        each = max(1, num_rows // max(1, num_samples))
+        owners = torch.arange(num_rows) // each + self._num_samples
+        self._num_samples += -(-num_rows // each)
+        halves = ((half, (owners % 2 == half).nonzero()[:, 0]) for half in (0, 1))
+        yield from ((half, rows) for half, rows in halves if len(rows))
+
+    def solve(self, ridge: float | None, kept: Tensor | None) -> None:
         """Set the change."""
         if not self.sums.is_finite:
             raise NonFiniteError(
@@ -240,7 +259,10 @@ class _Fit:
                 "small network. Look for bad values in the data, or for a network that overflows its number type."
             )
         module: Any = self.target.module
-        self.change = self.sums.solve(ridge, kept, has_bias=module.bias is not None)
+        has_bias = module.bias is not None
+        if self.ridge is None:
+            self.ridge = self.sums.best_ridge(has_bias=has_bias) if ridge is None else ridge
+        self.change = self.sums.solve(self.ridge, kept, has_bias=has_bias)
 
     def apply_(self) -> LayerFit:
         """Change the layer, and tell how well it went."""
