@@ -1,10 +1,10 @@
-"""ImageNet for the experiments on the public ResNet50: its weights, 2,000 images to judge on, 1,000 to score on.
+"""ImageNet for the experiments on public networks: their weights, 2,000 images to judge on, 1,000 to score on.
 
-Both sets are validation images and have none in common: `judge` (two of each class) only judges, `calibrate` (one of
-each class) only scores and measures batch norms; its draws 0, 1, 2 are random subsets of 500. Images are stored as
-256 × 256 JPEG and cropped to 224 × 224. On the CPU, batch 50:
+The sets have no image in common: `judge` (validation images, two of each class) only judges, `calibrate` (one of each
+class, probably training images) only scores, repairs and measures batch norms; its draws are random subsets. Images are
+stored as 256 × 256 JPEG and cropped to 224 × 224; each network has its own normalisation. On the CPU, batch 50:
 
-    python experiments/imagenet.py judge data
+    python experiments/imagenet.py judge data vit_tiny
 
 A machine that takes 64 MiB at a time gets everything in folders of at most 55 MiB, each with the checksums, sent one by
 one and joined there:
@@ -19,7 +19,7 @@ import io
 import sys
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,22 +27,37 @@ import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from apoptosis.models import ResNet50, resnet50
+from apoptosis.models import ResNet50, ViT, resnet50, vit_tiny16
 from apoptosis.training import evaluate
 
-__all__ = ["DRAWS", "DRAW_SIZE", "Images", "load_images", "public_resnet50"]
+__all__ = [
+    *("DRAWS", "DRAW_SIZE", "NETWORKS", "Images", "Normalisation", "Public"),
+    *("load_images", "public_resnet50", "public_vit_tiny"),
+]
 
 DRAWS = (0, 1, 2)
 DRAW_SIZE = 500
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CROP = 224
 
 WEIGHTS = "imagenet_resnet50_v1.safetensors"
+VIT_WEIGHTS = "carry/imagenet_vit_tiny_fp16.safetensors"
 SETS = {"judge": "imagenet_judge_2000.zip", "calibrate": "imagenet_calibrate_1000.zip"}
 SUMS = "sha256.txt"
 PART_BYTES = 55 * 2**20
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """What a network takes images to have been: (x − mean) / std by channel, x from 0 to 1."""
+
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+USUAL = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+CENTRED = Normalisation((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 @dataclass(frozen=True)
@@ -52,13 +67,15 @@ class Images:
     pixels: Tensor  # (n, 3, 224, 224), uint8
     labels: Tensor  # (n,)
     size: int = 50
+    normalisation: Normalisation = USUAL
 
     def __len__(self) -> int:
         return -(-len(self.labels) // self.size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         device = self.pixels.device
-        mean, std = (torch.tensor(v, device=device).view(3, 1, 1) for v in (MEAN, STD))
+        how = self.normalisation
+        mean, std = (torch.tensor(v, device=device).view(3, 1, 1) for v in (how.mean, how.std))
         for start in range(0, len(self.labels), self.size):
             rows = slice(start, start + self.size)
             yield (self.pixels[rows].float() / 255 - mean) / std, self.labels[rows]
@@ -71,7 +88,11 @@ class Images:
 
 
 def load_images(
-    which: str, folder: Path | str = "data", device: str = "cpu", size: int = 50
+    which: str,
+    folder: Path | str = "data",
+    device: str = "cpu",
+    size: int = 50,
+    normalisation: Normalisation = USUAL,
 ) -> Images:
     """All images of `judge` or `calibrate`, decoded, on the device."""
     with zipfile.ZipFile(Path(folder) / SETS[which]) as held:
@@ -79,7 +100,7 @@ def load_images(
         pixels = np.stack([_cropped(held.read(line["file"])) for line in lines])
     labels = torch.tensor([int(line["class_index"]) for line in lines])
     by_channel = torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2).contiguous()
-    return Images(by_channel, labels.to(device), size)
+    return Images(by_channel, labels.to(device), size, normalisation)
 
 
 def public_resnet50(folder: Path | str = "data", device: str = "cpu") -> ResNet50:
@@ -87,6 +108,27 @@ def public_resnet50(folder: Path | str = "data", device: str = "cpu") -> ResNet5
     model = resnet50(stride_on="1x1")
     model.load_state_dict(load_file(Path(folder) / WEIGHTS))
     return model.to(device).eval()
+
+
+def public_vit_tiny(folder: Path | str = "data", device: str = "cpu") -> ViT:
+    """The same for ViT-tiny/16; its weights are stored in 16 bits and used in 32."""
+    model = vit_tiny16()
+    model.load_state_dict(load_file(Path(folder) / VIT_WEIGHTS))
+    return model.to(device).eval()
+
+
+@dataclass(frozen=True)
+class Public:
+    """A network by name: how it is loaded, and what its images are normalised by."""
+
+    load: Callable[[Path | str, str], nn.Module]
+    normalisation: Normalisation
+
+
+NETWORKS = {
+    "resnet50": Public(public_resnet50, USUAL),
+    "vit_tiny": Public(public_vit_tiny, CENTRED),
+}
 
 
 def _cropped(jpeg: bytes) -> np.ndarray:
@@ -99,10 +141,11 @@ def _cropped(jpeg: bytes) -> np.ndarray:
 # -- command line -----------------------------------------------------------------------------------------------------
 
 
-def judge(folder: str) -> None:
-    """Print what the dense network does on the judging images."""
-    start = time.perf_counter()
-    found = evaluate(public_resnet50(folder), load_images("judge", folder))
+def judge(folder: str, name: str = "resnet50") -> None:
+    """Print what a dense network does on the judging images."""
+    start, network = time.perf_counter(), NETWORKS[name]
+    images = load_images("judge", folder, normalisation=network.normalisation)
+    found = evaluate(network.load(folder, "cpu"), images)
     accuracy, seconds = found.metrics["correct"], time.perf_counter() - start
     print(f"{accuracy:.2%} of {found.count} images, loss {found.loss:.4f}, {seconds:.0f} s")
 

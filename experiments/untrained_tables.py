@@ -2,7 +2,8 @@
 
     python experiments/untrained_tables.py
 
-Reads results/untrained*.csv and untrained.json (device, torch, commit, commands), writes untrained.md.
+Reads results/untrained*.csv and untrained.json (device, torch, commit, commands), writes untrained.md. Lines of
+ImageNet have a page of their own.
 """
 
 import argparse
@@ -86,7 +87,8 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def write_page(folder: Path) -> None:
-    rows = [row for path in sorted(folder.glob("untrained*.csv")) for row in read_lines(path)]
+    paths = sorted(set(folder.glob("untrained*.csv")) - set(folder.glob("untrained_imagenet*")))
+    rows = [row for path in paths for row in read_lines(path)]
     about = json.loads((folder / "untrained.json").read_text())
     (folder / "untrained.md").write_text("\n".join(page(rows, about)) + "\n")
 
