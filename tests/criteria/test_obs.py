@@ -35,6 +35,11 @@ def scale(moments: Moments, weight: torch.Tensor) -> float:
     return exact / said
 
 
+def with_refit(values: torch.Tensor, moments: Moments) -> torch.Tensor:
+    """The price along the path: a score is the geometric mean of it and of ½ Γ_uu."""
+    return values.square() / (0.5 * moments.gates.diagonal())
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_first_price_is_the_loss_of_the_best_refit(bias):
     """½ tr(S E A Eᵀ), scaled, of least squares on the hidden activations themselves; the least is first."""
@@ -50,7 +55,8 @@ def test_the_first_price_is_the_loss_of_the_best_refit(bias):
         new = torch.linalg.lstsq(design[:, stay], target).solution
         error = (target - design[:, stay] @ new).detach()
         prices.append(0.5 * float(((error @ moments["2"].outputs[0]) * error).sum()) / len(x))
-    found = obs_units(model, trace(model, x[:1]), [x], ridge=0.0).values["0"]
+    values = obs_units(model, trace(model, x[:1]), [x], ridge=0.0).values["0"]
+    found = with_refit(values, moments["2"])
     wanted = min(prices) * scale(moments["2"], model[2].weight.detach())
     assert int(found.argmin()) == prices.index(min(prices))
     assert float(found.min()) == pytest.approx(wanted, rel=1e-6)
@@ -64,7 +70,8 @@ def test_all_prices_add_up_to_the_loss_of_reading_nothing():
     whole = 0.5 * float(torch.trace(own.outputs[0] @ weight @ own.inputs[0] @ weight.T))
     whole *= scale(own, weight)
     values = obs_units(model, trace(model, x[:1]), [x], ridge=0.0).values["0"]
-    # Scores rise along the path, so their sum is no less; equal where prices rise by themselves.
+    values = with_refit(values, own)
+    # Prices rise along the path, so their sum is no less; equal where prices rise by themselves.
     assert float(values.sum()) >= whole * (1 - 1e-9)
     assert float(values.sum()) < 2 * whole
 
@@ -95,7 +102,8 @@ def test_a_unit_that_another_can_stand_in_for_is_free():
         model[0].bias[3] = 2 * model[0].bias[1]
     values = obs_units(model, trace(model, x[:1]), [x], ridge=1e-9).values["0"]
     assert int(values.argmin()) in (1, 3)
-    assert float(values.min()) < 1e-6 * float(values.max())
+    prices = with_refit(values, layer_moments(model, [x], TASK, ["2"]).layers["2"])
+    assert float(prices.min()) < 1e-6 * float(prices.max())
 
 
 class Net(nn.Module):

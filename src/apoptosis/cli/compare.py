@@ -29,7 +29,6 @@ from apoptosis.planning import Budget, check_reachable
 from apoptosis.repair import REPAIRS
 from apoptosis.report import write_comparison
 from apoptosis.workflow import (
-    DEFAULT_STEPS,
     CompareOptions,
     Contestant,
     ContestData,
@@ -51,7 +50,7 @@ class ComparisonOptions:
     budgets: tuple[float, ...]
     names: tuple[str, ...] = ()
     uniform: bool = False
-    steps: int = DEFAULT_STEPS
+    steps: int = CompareOptions.steps
     repair: tuple[str, ...] = ()
     tuning: CompareTuning = CompareTuning()
     num_seeds: int = 1

@@ -14,7 +14,7 @@ from apoptosis.cli.bars import progress_bars
 from apoptosis.cli.finishing import Work, finish
 from apoptosis.cli.names import check_name
 from apoptosis.cli.places import check_folder
-from apoptosis.cli.prune_options import PruneOptions
+from apoptosis.cli.prune_options import NOTHING, PruneOptions
 from apoptosis.cli.prune_tables import DryRun, PruneResult, show_dry_run, show_result
 from apoptosis.cli.resuming import check_may_begin
 from apoptosis.cli.subject import Subject, find_named_data, find_subject, material_of, seeded
@@ -84,8 +84,8 @@ def _work(
     model, data = subject.model, subject.data
     budgets, fit = options.budgets(), options.tuning.fit(options.subject.seed)
     how = Pruning(
-        criterion=options.criterion,
-        steps=options.steps,
+        criterion=options.asked_criterion,
+        steps=options.asked_steps,
         aggregation=options.aggregation,
         selection=selection,
         repair=options.repair,
@@ -129,11 +129,12 @@ def _check_keeps_no_masks(subject: Subject) -> None:
 
 
 def _check_names(options: PruneOptions) -> None:
-    check_name("criterion", options.criterion, CRITERIA)
+    if options.asked_criterion is not None:
+        check_name("criterion", options.asked_criterion, CRITERIA)
     if options.aggregation is not None:
         check_name("aggregation", options.aggregation, AGGREGATIONS)
-    for repair in options.repair:
-        check_name("repair", repair, REPAIRS)
+    for repair in options.repair or ():
+        check_name("repair", repair, (*REPAIRS, NOTHING))
     check_name("--widths", options.widths, WIDTHS)
     check_name("--per", options.per, PRICES)
     for kind in options.kinds:

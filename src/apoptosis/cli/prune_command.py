@@ -64,9 +64,14 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
         ),
     ] = None,
     steps: Annotated[
-        int,
-        typer.Option(help="How often the network is scored and cut.", min=1, rich_help_panel=UNITS),
-    ] = 20,
+        int | None,
+        typer.Option(
+            help="How often the network is scored and cut; unless said, once for obs and 20 times for others.",
+            min=1,
+            show_default=False,
+            rich_help_panel=UNITS,
+        ),
+    ] = None,
     aggregation: Annotated[
         str | None,
         typer.Option(
@@ -78,7 +83,7 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
     repair: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"Mend the small network: {REPAIR_HELP}",
+            help=f"Mend the small network: {REPAIR_HELP} Unless said, refit after obs; none for nothing.",
             show_default=False,
             rich_help_panel=UNITS,
         ),
@@ -205,8 +210,8 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
     criterion: Annotated[
         str | None,
         typer.Option(
-            help="What decides which units or weights go; `apoptosis criteria` lists them. Unless said, oba for units "
-            "and magnitude for weights.",
+            help="What decides which units or weights go; `apoptosis criteria` lists them. Unless said, obs for units "
+            "(oba where that cannot be used) and magnitude for weights.",
             show_default=False,
         ),
     ] = None,
@@ -293,9 +298,9 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
                 keep_params=keep_params,
                 keep_units=keep_units,
                 asked_criterion=criterion,
-                steps=steps,
+                asked_steps=steps,
                 aggregation=aggregation,
-                repair=tuple(repair or ()),
+                asked_repair=tuple(repair) if repair else None,
                 repair_between=repair_between,
                 widths=widths,
                 per=per,

@@ -11,9 +11,10 @@ from apoptosis.cli.training_options import PruneTuning
 from apoptosis.cli.typed_words import in_typed_words
 from apoptosis.errors import ConfigError
 from apoptosis.planning import Budget, Selection
-from apoptosis.workflow import DEFAULT_CRITERION, DEFAULT_STEPS
 
-__all__ = ["PruneOptions"]
+__all__ = ["NOTHING", "PruneOptions"]
+
+NOTHING = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +26,9 @@ class PruneOptions:
     keep_params: Shares | None = None
     keep_units: Shares | None = None
     asked_criterion: str | None = None
-    steps: int = DEFAULT_STEPS
+    asked_steps: int | None = None
     aggregation: str | None = None
-    repair: tuple[str, ...] = ()
+    asked_repair: tuple[str, ...] | None = None
     repair_between: bool = False
     widths: str = "global"
     per: str = "cost"
@@ -43,9 +44,19 @@ class PruneOptions:
     as_json: bool = False
 
     @property
-    def criterion(self) -> str:
-        """What was asked for, or the library's choice."""
-        return self.asked_criterion or DEFAULT_CRITERION
+    def repair(self) -> tuple[str, ...] | None:
+        """What was asked for, `none` being nothing; None where the library may choose.
+
+        Raises:
+            ConfigError: nothing and something are asked for at once.
+        """
+        if self.asked_repair is None or NOTHING not in self.asked_repair:
+            return self.asked_repair
+        if len(self.asked_repair) > 1:
+            raise ConfigError(
+                f"--repair {NOTHING} was asked for beside others; it is the word for no repair at all."
+            )
+        return ()
 
     @property
     def place(self) -> Path:
@@ -54,7 +65,8 @@ class PruneOptions:
             return self.out
         shares = [f"{name}{share:g}" for name, share in self.budget.shares().items()]
         tuned = [f"tuned{self.tuning.epochs}"] if self.tuning.epochs else []
-        return free_place(self.subject.model, self.criterion, *shares, *tuned)
+        by = [self.asked_criterion] if self.asked_criterion else []
+        return free_place(self.subject.model, *by, *shares, *tuned)
 
     def earlier_places(self, place: Path) -> tuple[Path, ...]:
         """Rounds before the last are saved beside it, under its name and their budget."""

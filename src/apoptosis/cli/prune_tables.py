@@ -25,12 +25,13 @@ from apoptosis.cli.result_tables import (
 )
 from apoptosis.cli.subject import Subject
 from apoptosis.cli.training_tables import training_lines
-from apoptosis.criteria import CRITERIA
+from apoptosis.criteria import Criterion
 from apoptosis.errors import BudgetError
 from apoptosis.planning import Budget, Selection, check_reachable
 from apoptosis.records import Outcome
 from apoptosis.structure import Group, Plan, Structure
-from apoptosis.workflow import DEFAULT_CRITERION
+from apoptosis.task import Task
+from apoptosis.workflow import DEFAULT_CRITERION, choose_criterion, settled
 
 __all__ = ["DryRun", "PruneResult", "show_dry_run", "show_result"]
 
@@ -63,7 +64,7 @@ class PruneResult:
         return (
             self.removed_something
             and not self.run.training
-            and not self.options.repair
+            and not self.outcome.settings["repair"]
             and self.outcome.plan.delivery == "module"
         )
 
@@ -107,7 +108,9 @@ class DryRun:
     dense: dict[str, int]
     lowest: dict[str, float]
     num_batches: int | None
-    reads_data: bool
+    criterion: Criterion
+    steps: int
+    repair: tuple[str, ...]
 
     @staticmethod
     def of(
@@ -116,6 +119,10 @@ class DryRun:
         """Look at model and data; nothing is scored."""
         structure, batches = subject.structure, subject.data.scoring
         groups = selection.groups(structure)
+        name = options.asked_criterion or choose_criterion(
+            subject.model, structure, budget, selection, subject.data.task or Task.classification()
+        )
+        how, steps, repair = settled(name, options.asked_steps, options.repair)
         return DryRun(
             options,
             structure,
@@ -128,7 +135,9 @@ class DryRun:
             },
             _lowest_shares(structure, selection),
             num_batches(batches),
-            CRITERIA[options.criterion].reads_data,
+            how,
+            steps,
+            tuple(map(str, repair)),
         )
 
     def as_data(self) -> dict[str, Any]:
@@ -137,13 +146,14 @@ class DryRun:
             "model": self.options.subject.model,
             "data": self.options.subject.data,
             "dry_run": True,
-            "criterion": self.options.criterion,
-            "steps": self.options.steps,
+            "criterion": self.criterion.name,
+            "steps": self.steps,
+            "repair": list(self.repair),
             "asked": self.asked,
             "dense": self.dense,
             "lowest": self.lowest,
             "groups": {group.name: group.size for group in self.groups},
-            "scoring_passes": self.options.steps if self.reads_data else 0,
+            "scoring_passes": self.steps if self.criterion.reads_data else 0,
             "batches_per_pass": self.num_batches,
             "training_epochs": self.options.tuning.epochs * len(self.options.budgets()),
             "out": str(self.options.place),
@@ -156,7 +166,7 @@ def show_result(result: PruneResult, console: Console) -> None:
     console.print(
         Text.assemble(
             (subject.model, "bold"),
-            f" pruned by {result.options.criterion} in {counted(len(outcome.history), 'step')}"
+            f" pruned by {outcome.settings['criterion']} in {counted(len(outcome.history), 'step')}"
             f"{scored_on(outcome.history, result.run.counted_in)} ({result.run.seconds:.1f} s)\n",
         )
     )
@@ -182,8 +192,8 @@ def show_dry_run(dry: DryRun, console: Console) -> None:
     console.print(
         Text.assemble(
             (options.subject.model, "bold"),
-            f" would be pruned by {options.criterion} in {counted(options.steps, 'step')}. Nothing was scored or "
-            "written.\n",
+            f" would be pruned by {dry.criterion.name} in {counted(dry.steps, 'step')}"
+            f"{_mended(dry.repair)}. Nothing was scored or written.\n",
         )
     )
     table = plain_table(("", "left"), ("asked", "right"), ("lowest", "right"), ("dense", "right"))
@@ -196,7 +206,7 @@ def show_dry_run(dry: DryRun, console: Console) -> None:
     for group in dry.groups:
         widths.add_row(Text(group.name), group.kind, str(group.size))
     console.print(widths)
-    cost = scoring_cost(options.criterion, options.steps, dry.num_batches)
+    cost = scoring_cost(dry.criterion.name, dry.steps, dry.num_batches)
     cost += options.tuning.cost(len(options.budgets()))
     console.print(Text(f"\nCost: {cost}"), soft_wrap=True)
     console.print(Text(f"It would be saved in {options.place}"), soft_wrap=True)
@@ -208,9 +218,14 @@ def next_command(result: PruneResult) -> tuple[str, str]:
     if result.could_be_refitted:
         line = asked.line(repair="refit", out=beside(options.out, "repaired"))
         return line, "with layers refitted to what the dense network gives"
-    other = "magnitude" if options.criterion != "magnitude" else DEFAULT_CRITERION
+    used = result.outcome.settings["criterion"]
+    other = "magnitude-l2" if used != "magnitude-l2" else DEFAULT_CRITERION
     line = asked.line(criterion=other, out=beside(options.out, other))
     return line, "how much of this was the criterion?"
+
+
+def _mended(repair: tuple[str, ...]) -> str:
+    return f", then mended by {' and '.join(repair)}" if repair else ""
 
 
 def _spending_table(outcome: Outcome[Plan]) -> Table:

@@ -10,7 +10,7 @@ from apoptosis.criteria.data_free import magnitude, random
 from apoptosis.criteria.gates import gates
 from apoptosis.criteria.oba import oba
 from apoptosis.criteria.obd import obd
-from apoptosis.criteria.obs import obs_units
+from apoptosis.criteria.obs import obs_units, priced_groups
 from apoptosis.criteria.ranking import spearman, unit_truth
 from apoptosis.criteria.saliency import SALIENCIES, Saliency, find_saliency, saliencies
 from apoptosis.criteria.scores import Scores
@@ -33,6 +33,7 @@ __all__ = [
     "oba",
     "obd",
     "obs_units",
+    "priced_groups",
     "random",
     "saliencies",
     "spearman",

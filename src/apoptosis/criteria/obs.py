@@ -6,10 +6,12 @@ weights costs ½ tr(S W_Q (A⁻¹_QQ)⁻¹ W_Qᵀ), and `elimination` finds a pa
 taken over, and at what price. Prices of all layers are in units of the loss, so that paths can be merged: each layer's
 are scaled so that without a refit, where ½ tr(S W_u A_uu W_uᵀ) is what the Kronecker form says of a unit, all units
 together cost what Γ says they do. (That form alone is off by factors of 5 to 50 between layers of one ResNet, and
-takes too much where errors add up over places: experiments/LOG.md.)
+takes too much where errors add up over places.)
 
-A score is the price at a unit's turn, the largest so far along the path. So the criterion is for networks that are
-repaired afterwards by `refit`; as they are cut, others keep more.
+A score is the geometric mean of two prices: that of the unit's turn, the largest so far along the path, and what Γ says
+it costs without any refit, ½ Γ_uu. The first knows who can stand in for whom, the second is exact for the unit by
+itself; each alone keeps less (experiments/LOG.md). So the criterion is for networks that are repaired afterwards by
+`refit`; as they are cut, others keep more.
 """
 
 from collections.abc import Iterable
@@ -31,7 +33,7 @@ from apoptosis.progress import track
 from apoptosis.structure import Group, Site, Structure
 from apoptosis.task import Batch, Task
 
-__all__ = ["obs_units"]
+__all__ = ["obs_units", "priced_groups"]
 
 
 def obs_units(  # noqa: PLR0913 - what every criterion takes, and a word on each of its own choices
@@ -81,7 +83,8 @@ def obs_units(  # noqa: PLR0913 - what every criterion takes, and a word on each
         sites = readers[group.name]
         if sites and all(site.module in found.layers for site in sites):
             own = [reader for site in sites for reader in prepared.readers(site)]
-            values[group.name] = eliminate(own, group.size).scores()
+            refitted = eliminate(own, group.size).scores()
+            values[group.name] = (refitted * sum(prepared.gates(site) for site in sites)).sqrt()
     return UnitScores(
         values,
         "obs",
@@ -90,6 +93,11 @@ def obs_units(  # noqa: PLR0913 - what every criterion takes, and a word on each
         tuple(group.name for group in structure.groups if group.name not in values),
         found.loss,
     )
+
+
+def priced_groups(model: nn.Module, structure: Structure) -> list[str]:
+    """Names of groups that can be priced: linear layers alone read them."""
+    return [group.name for group in structure.groups if _readers(model, group)]
 
 
 def _readers(model: nn.Module, group: Group) -> list[Site]:
@@ -140,12 +148,17 @@ class _Prepared:
                 said += _without_refit(own.inputs[number], weighted, columns)
                 inverse = self._inverse(own.inputs[number], has_bias=module.bias is not None)
                 found.append(Reader(inverse, weighted, torch.from_numpy(units), columns))
-        places = torch.from_numpy(site.indices)
-        exact = float(own.gates[places[:, :, None], places[:, None, :]].sum())
+        exact = 2 * float(self.gates(site).sum())
         scale = (exact / said) ** 0.5 if said > 0 and exact > 0 else 1.0
         for reader in found:
             reader.weights.mul_(scale)
         return found
+
+    def gates(self, site: Site) -> Tensor:
+        """½ Γ_uu of every unit, as one layer reads it: all of its channels at once."""
+        places = torch.from_numpy(site.indices)
+        own = self._moments[site.module].gates
+        return 0.5 * own[places[:, :, None], places[:, None, :]].sum((1, 2))
 
     def _inverse(self, moment: Tensor, *, has_bias: bool) -> Tensor:
         """(A + λ I)⁻¹ without a penalty on the constant; an input that is always zero gets λ alone."""

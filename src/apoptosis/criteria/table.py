@@ -46,6 +46,10 @@ class Criterion:
     saliency: Saliency = SALIENCIES["balanced"]
     """How its scores rank single weights unless one says otherwise."""
     reads_data: bool = True
+    steps: int = 20
+    """How often a network is scored and cut by it, unless one says otherwise."""
+    repair: tuple[str, ...] = ()
+    """What its scores count on being done afterwards, by name."""
 
     def __post_init__(self) -> None:
         if (self.score is None) == (self.score_units is None):
@@ -129,6 +133,8 @@ _ENTRIES = (
         "obs",
         "what a unit costs when its readers are refitted, along the cheapest path",
         score_units=obs_units,
+        steps=1,
+        repair=("refit",),
     ),
     Criterion("obd-hessian", "½ θ² diag H, by Hutchinson", partial(obd, diagonal="hessian")),
     Criterion("obd-ggn", "½ θ² diag of Gauss-Newton, by Hutchinson", partial(obd, diagonal="ggn")),

@@ -142,10 +142,11 @@ def _hindrances(
     """What each restriction costs: the share that could be reached without it."""
     now = _lowest(structure, units, selection, limits)[measure]
     everything = _unscored(structure)
+    chosen = {group.name for group in selection.groups(structure)}
+    missing = [name for name in everything.values if name in chosen and name not in units.values]
     scored = replace(
-        everything, values={n: v for n, v in everything.values.items() if n in units.values}
+        everything, values={n: v for n, v in everything.values.items() if n not in missing}
     )
-    missing = [name for name in everything.values if name not in units.values]
     inexact = [group.name for group in structure.groups if not group.exact]
     kinds = (
         f"inexact groups, cut only if `kinds` names them ({_some(inexact)})"

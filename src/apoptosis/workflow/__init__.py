@@ -6,6 +6,12 @@ arguments, returns records, and goes on from its notes if a journal has some.
 """
 
 from apoptosis.workflow.arguments import first_sample
+from apoptosis.workflow.choosing import (
+    DEFAULT_CRITERION,
+    FALLBACK_CRITERION,
+    choose_criterion,
+    settled,
+)
 from apoptosis.workflow.comparing import compare
 from apoptosis.workflow.contest import (
     BASELINES,
@@ -17,7 +23,7 @@ from apoptosis.workflow.contest import (
 from apoptosis.workflow.gradual import Sparsifying, gradual
 from apoptosis.workflow.iterative import iterative, rounds_of
 from apoptosis.workflow.one_shot import Pruning, one_shot
-from apoptosis.workflow.pruning import DEFAULT_CRITERION, DEFAULT_STEPS, default_selection, prune
+from apoptosis.workflow.pruning import default_selection, prune
 from apoptosis.workflow.sparsifying import (
     BATCH_NORM_POLICIES,
     DEFAULT_WEIGHT_CRITERION,
@@ -30,15 +36,16 @@ __all__ = [
     "BASELINES",
     "BATCH_NORM_POLICIES",
     "DEFAULT_CRITERION",
-    "DEFAULT_STEPS",
     "DEFAULT_TUNING",
     "DEFAULT_WEIGHT_CRITERION",
+    "FALLBACK_CRITERION",
     "CompareOptions",
     "ContestData",
     "Contestant",
     "Material",
     "Pruning",
     "Sparsifying",
+    "choose_criterion",
     "compare",
     "contestants_of",
     "default_selection",
@@ -49,5 +56,6 @@ __all__ = [
     "rounds_of",
     "one_shot",
     "prune",
+    "settled",
     "sparsify",
 ]

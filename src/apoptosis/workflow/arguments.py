@@ -51,7 +51,8 @@ def check_choices(budget: Any, steps: Any, repair: Any, task: Any, selection: An
     Raises:
         ConfigError: one is.
     """
-    check_number("steps", steps)
+    if steps is not None:
+        check_number("steps", steps)
     check_task(task)
     if not isinstance(budget, Budget):
         raise ConfigError(
@@ -59,7 +60,7 @@ def check_choices(budget: Any, steps: Any, repair: Any, task: Any, selection: An
         )
     if isinstance(repair, str):
         raise ConfigError(f"repair={repair!r} is one text; a list is meant: repair=[{repair!r}].")
-    if not hasattr(repair, "__iter__"):
+    if repair is not None and not hasattr(repair, "__iter__"):
         raise ConfigError(f"repair={repair!r} was asked for; it is a list of repairs: repair=[…].")
     if selection is not None and not isinstance(selection, Selection):
         raise ConfigError(

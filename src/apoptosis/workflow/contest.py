@@ -9,7 +9,6 @@ from apoptosis.errors import ConfigError
 from apoptosis.planning import Selection
 from apoptosis.task import Batch, Task
 from apoptosis.training import FitOptions
-from apoptosis.workflow.pruning import DEFAULT_STEPS
 
 __all__ = [
     "BASELINES",
@@ -67,7 +66,7 @@ class CompareOptions:
     """What is the same for all contestants. With `fit.epochs` of 0 nothing is fine-tuned."""
 
     seeds: tuple[int, ...] = (0,)
-    steps: int = DEFAULT_STEPS
+    steps: int = 20
     repair: tuple[str, ...] = ()
     fit: FitOptions = FitOptions(epochs=0, learning_rate=0.02, schedule="cosine")
 

@@ -12,7 +12,7 @@ from apoptosis.repair import Repair
 from apoptosis.structure import Plan
 from apoptosis.task import Task
 from apoptosis.training import FitOptions
-from apoptosis.workflow.pruning import DEFAULT_CRITERION, DEFAULT_STEPS, prune
+from apoptosis.workflow.pruning import prune
 from apoptosis.workflow.tuning import DEFAULT_TUNING, Material, fine_tuned, part_of
 
 __all__ = ["Pruning", "one_shot", "pruned"]
@@ -22,11 +22,11 @@ __all__ = ["Pruning", "one_shot", "pruned"]
 class Pruning:
     """What `prune` may be told, as one object for the runs that call it."""
 
-    criterion: Criterion | str = DEFAULT_CRITERION
-    steps: int = DEFAULT_STEPS
+    criterion: Criterion | str | None = None
+    steps: int | None = None
     aggregation: Aggregation | str | None = None
     selection: Selection | None = None
-    repair: tuple[Repair | str, ...] = ()
+    repair: tuple[Repair | str, ...] | None = None
     repair_between: bool = False
 
 

@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from apoptosis.checkpoint import Journal
-from apoptosis.criteria import Aggregation, Criterion, UnitScores, find_criterion
+from apoptosis.criteria import Aggregation, Criterion, UnitScores
+from apoptosis.errors import ModelError
 from apoptosis.planning import (
     Budget,
     Limits,
@@ -39,14 +40,11 @@ from apoptosis.workflow.arguments import (
     failures_explained,
     first_sample,
 )
+from apoptosis.workflow.choosing import FALLBACK_CRITERION, choose_criterion, settled
 from apoptosis.workflow.notes import note_units, noted_units
 from apoptosis.workflow.removal_order import RemovalOrder
 
-__all__ = ["DEFAULT_CRITERION", "DEFAULT_STEPS", "default_selection", "prune"]
-
-DEFAULT_CRITERION = "oba"
-DEFAULT_STEPS = 20
-"""The best of all that was tried on a public ResNet (experiments/results/narrow_criteria.md)."""
+__all__ = ["default_selection", "prune"]
 
 
 def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none must be said
@@ -55,11 +53,11 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     budget: Budget,
     task: Task | None = None,
     *,
-    criterion: Criterion | str = DEFAULT_CRITERION,
-    steps: int = DEFAULT_STEPS,
+    criterion: Criterion | str | None = None,
+    steps: int | None = None,
     aggregation: Aggregation | str | None = None,
     selection: Selection | None = None,
-    repair: Iterable[Repair | str] = (),
+    repair: Iterable[Repair | str] | None = None,
     repair_between: bool = False,
     example_inputs: Any = None,
     journal: Journal | None = None,
@@ -71,11 +69,13 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         batches: data to score on, read once per step; anything that can be iterated again.
         budget: what may stay: `Budget(flops=0.5)`.
         task: what a batch is and what its loss is; classification unless said.
-        criterion: what decides which units go; `apoptosis criteria` lists the names.
-        steps: how often the network is scored and cut.
+        criterion: what decides which units go; `apoptosis criteria` lists the names. Unless given, `obs` wherever it
+            can be used, else `oba` (`choosing`).
+        steps: how often the network is scored and cut; 1 for `obs` and 20 for others, unless given.
         aggregation: how scores of parameters are gathered into units; the criterion's own unless given.
         selection: how units are ranked, and which are left alone.
-        repair: what to do with the network afterwards, in this order.
+        repair: what to do with the network afterwards, in this order; unless given, a refit after `obs`, which counts
+            on it, where the network is delivered as modules, and nothing after others. Give `[]` for nothing.
         repair_between: repair after every step, so that the next one scores a network that works.
         example_inputs: what to trace the model with; the first sample of the batches unless given. MACs are counted for
             these.
@@ -97,15 +97,20 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     """
     check_data(batches)
     check_choices(budget, steps, repair, task, selection)
-    how = criterion if isinstance(criterion, Criterion) else find_criterion(criterion)
-    in_units = how.score is None and aggregation is None
-    gathered = None if in_units else asdict(how.gathered(aggregation))
+    if criterion is not None:
+        settled(criterion, steps, repair)  # an unknown name is told before any work
     task = task or Task.classification()
-    mends = _Mends(model, [find_repair(one) for one in repair], batches, task)
     example = first_sample(model, batches, task) if example_inputs is None else example_inputs
     dense = trace(model, example)
     selection = selection or default_selection(model)
     check_reachable(dense, budget, selection)
+    if criterion is None and aggregation is not None:
+        criterion = FALLBACK_CRITERION  # one of parameters, for only their scores are gathered
+    criterion = criterion or choose_criterion(model, dense, budget, selection, task)
+    how, steps, repairs = settled(criterion, steps, repair)
+    in_units = how.score is None and aggregation is None
+    gathered = None if in_units else asdict(how.gathered(aggregation))
+    mends = _Mends(model, [find_repair(one) for one in repairs], batches, task, repair is not None)
 
     order = RemovalOrder(dense)
     plan, history = noted_units(journal, dense, order)
@@ -117,7 +122,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
             continue  # in an earlier life
         start = time.perf_counter()
         with failures_explained(how.name):
-            units = how.units(small, structure, batches, task, aggregation)
+            units = how.units(small, _open(structure, selection), batches, task, aggregation)
         if step == 1:
             check_reachable(dense, budget, selection, units)
         here, limits = _limits(dense, budget, selection, step / steps)
@@ -156,31 +161,50 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     )
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Mends:
     """Repairs, one after the other, of networks that were cut from `dense` itself.
 
     What is repaired in between depends on the plan alone, not on the repairs before: a run that goes on needs no more.
+    Repairs that nobody asked for by name are left out where they are not possible.
     """
 
     dense: nn.Module
     repairs: list[Repair]
     batches: Iterable[Batch]
     task: Task
+    were_asked_for: bool
 
     def __call__(self, small: nn.Module, plan: Plan) -> nn.Module:
-        for mend in self.repairs:
-            small = mend(self.dense, small, plan, self.batches, self.task)
+        for mend in list(self.repairs):
+            try:
+                small = mend(self.dense, small, plan, self.batches, self.task)
+            except ModelError:
+                self._leave_out(mend)
         return small
 
     def check(self, small: nn.Module) -> None:
         """Refuse, before more work is done, what a repair that can tell would refuse at the end."""
-        for mend in self.repairs:
+        for mend in list(self.repairs):
             if callable(check := getattr(mend, "check", None)):
-                check(self.dense, small)
+                try:
+                    check(self.dense, small)
+                except ModelError:
+                    self._leave_out(mend)
 
     def names(self) -> list[str]:
         return [getattr(mend, "__name__", str(mend)) for mend in self.repairs]
+
+    def _leave_out(self, mend: Repair) -> None:
+        """To be called where a repair has just failed."""
+        if self.were_asked_for:
+            raise  # noqa: PLE0704 - within the handler of the caller
+        self.repairs.remove(mend)
+
+
+def _open(structure: Structure, selection: Selection) -> Structure:
+    """With those groups alone that may shrink: prices of others would be computed for nobody."""
+    return replace(structure, groups=tuple(selection.groups(structure)))
 
 
 def default_selection(model: nn.Module) -> Selection:

@@ -1,0 +1,50 @@
+"""What an expert would ask for: criterion, steps and repair where nothing is said (docs/choosing.md argues for it).
+
+`obs` in one step, then a refit: it reads no labels, prices units as they cost once the rest has been refitted, and what
+it leaves is the best of all that was measured without training. It prices what linear layers read. Where too little of
+a network is that to meet the budget, or the task does not show its predictions, `oba` in many steps is taken: it scores
+whatever has parameters.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from apoptosis.criteria import Criterion, UnitScores, find_criterion, priced_groups
+from apoptosis.errors import BudgetError
+from apoptosis.planning import Budget, Selection, check_reachable
+from apoptosis.repair import Repair
+from apoptosis.structure import Structure
+from apoptosis.task import Task
+
+__all__ = ["DEFAULT_CRITERION", "FALLBACK_CRITERION", "choose_criterion", "settled"]
+
+DEFAULT_CRITERION = "obs"
+FALLBACK_CRITERION = "oba"
+
+
+def choose_criterion(
+    model: nn.Module, structure: Structure, budget: Budget, selection: Selection, task: Task
+) -> str:
+    """The name of the criterion to use where none was asked for."""
+    if task.rows is None:
+        return FALLBACK_CRITERION
+    priced = {name: torch.zeros(structure[name].size) for name in priced_groups(model, structure)}
+    try:
+        check_reachable(structure, budget, selection, UnitScores(priced, DEFAULT_CRITERION))
+    except BudgetError:
+        return FALLBACK_CRITERION
+    return DEFAULT_CRITERION
+
+
+def settled(
+    criterion: Criterion | str, steps: int | None, repair: Iterable[Repair | str] | None
+) -> tuple[Criterion, int, tuple[Repair | str, ...]]:
+    """The criterion, and how often and with what repair: as asked, or as is good for it."""
+    how = criterion if isinstance(criterion, Criterion) else find_criterion(criterion)
+    return (
+        how,
+        how.steps if steps is None else steps,
+        how.repair if repair is None else tuple(repair),
+    )
