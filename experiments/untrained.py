@@ -11,6 +11,8 @@ written when it is done; `--skip` leaves out what other files have. `untrained_t
 import argparse
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 
@@ -19,10 +21,11 @@ from cifar import Cifar, load_cifar, public_network
 from narrow_lines import Row, read_lines, write_lines
 from torch import nn
 
+from apoptosis.criteria import UnitScores, find_criterion
 from apoptosis.data import Batches
-from apoptosis.planning import Budget, Selection
+from apoptosis.planning import Budget, Selection, make_plan
 from apoptosis.repair import Distil, Refit, Repair, batch_norm
-from apoptosis.structure import cut
+from apoptosis.structure import Plan, Structure, cut, trace
 from apoptosis.training import evaluate
 from apoptosis.workflow import prune
 
@@ -44,41 +47,74 @@ INNER = Selection(kinds=("channel",), per="unit", floor=2)
 def networks(args: argparse.Namespace, data: Cifar, dense: nn.Module) -> Iterator[list[Row]]:
     """All repairs of one plan are one job."""
     done = measured(args.skip)
-    for draw, way, removed in product(args.draws, args.ways, args.removed):
-        wanted = [name for name in args.repairs if (draw, way, removed, name) not in done]
-        if wanted:
+    structure = trace(dense, data.test[0][:1])
+    for draw, way in product(args.draws, args.ways):
+        wanted = {
+            removed: [name for name in args.repairs if (draw, way, removed, name) not in done]
+            for removed in args.removed
+        }
+        if any(wanted.values()):
             batches = first(data.draw(draw, 250), args.images)
-            yield list(repaired(data, dense, batches, (draw, way, removed), wanted))
+            choice = Choice(dense, structure, batches, way, draw)
+            for removed, names in wanted.items():
+                if names:
+                    yield list(repaired(data, choice, (draw, way, removed), names))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Who goes, by one way on one draw; scores of a single step are taken once for all shares."""
+
+    dense: nn.Module
+    structure: Structure
+    batches: Sequence[tuple[torch.Tensor, ...]]
+    way: str
+    draw: int
+
+    @cached_property
+    def scored(self) -> tuple[UnitScores, float]:
+        """Of the dense network, and the seconds."""
+        start = time.perf_counter()
+        criterion = find_criterion(self.way.partition(":")[0]).seeded(self.draw)
+        inner = replace(self.structure, groups=tuple(INNER.groups(self.structure)))
+        units = criterion.units(self.dense, inner, self.batches)
+        return units, time.perf_counter() - start
+
+    def plan(self, removed: float) -> tuple[Plan, float]:
+        """And the seconds of the choice, those of scores that serve other shares too among them."""
+        name, _, steps = self.way.partition(":")
+        start, budget = time.perf_counter(), Budget(units=1 - removed)
+        if steps == "1":
+            units, spent = self.scored
+            start = time.perf_counter()
+            plan = make_plan(self.structure, units, budget, INNER)
+            return plan, spent + time.perf_counter() - start
+        outcome = prune(
+            self.dense,
+            self.batches,
+            budget,
+            criterion=find_criterion(name).seeded(self.draw),
+            steps=int(steps.rstrip("+")),
+            selection=INNER,
+            repair=[Refit()] if steps.endswith("+") else [],
+            repair_between=steps.endswith("+"),
+        )
+        return outcome.plan, time.perf_counter() - start
 
 
 def repaired(
-    data: Cifar,
-    dense: nn.Module,
-    batches: Sequence[tuple[torch.Tensor, ...]],
-    cell: tuple[int, str, float],
-    names: Iterable[str],
+    data: Cifar, choice: Choice, cell: tuple[int, str, float], names: Iterable[str]
 ) -> Iterator[Row]:
     draw, way, removed = cell
-    criterion, _, steps = way.partition(":")
-    start = time.perf_counter()
-    outcome = prune(
-        dense,
-        batches,
-        Budget(units=1 - removed),
-        criterion=criterion,
-        steps=int(steps.rstrip("+")),
-        selection=INNER,
-        repair=[Refit()] if steps.endswith("+") else [],
-        repair_between=steps.endswith("+"),
-    )
-    chosen_s = time.perf_counter() - start
-    mended = {(): cut(dense, outcome.plan)}
+    dense, batches = choice.dense, choice.batches
+    plan, chosen_s = choice.plan(removed)
+    mended = {(): cut(dense, plan)}
     for name in names:
         repairs, start = REPAIRS[name], time.perf_counter()
         begun = repairs[:-1] if repairs[:-1] in mended else ()
         small = mended[begun]
         for repair in repairs[len(begun) :]:
-            small = repair(dense, small, outcome.plan, batches, None)
+            small = repair(dense, small, plan, batches, None)
         mended[repairs] = small
         seconds = time.perf_counter() - start
         judged = {

@@ -138,7 +138,9 @@ class Choice:
     def scored(self) -> tuple[UnitScores, float]:
         """Of the dense network, and the seconds."""
         start = time.perf_counter()
-        units = self.criterion.units(self.bench.model, self.bench.structure, self.images)
+        structure = self.bench.structure
+        may_go = replace(structure, groups=tuple(structure.choose()))
+        units = self.criterion.units(self.bench.model, may_go, self.images)
         return units, time.perf_counter() - start
 
     def chosen(self, removed: float, selection: Selection) -> Chosen:

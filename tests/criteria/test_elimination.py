@@ -147,12 +147,86 @@ def test_units_that_only_some_layers_read():
     assert float(path.costs.sum()) == pytest.approx(cost(tuple(range(6))), rel=1e-8)
 
 
+class Crowd(Problem):
+    """24 units that go in rounds: read by all of one layer, and by two groups of channels of another, half by each.
+
+    Columns of nobody lie between those of units.
+    """
+
+    def __init__(self):
+        super().__init__(11, units=24, layers=((5, 2), (40, 1)))
+        generator = torch.Generator().manual_seed(12)
+        self.parts = [torch.arange(24), torch.arange(24), torch.arange(12), torch.arange(12, 24)]
+        for _ in range(2):
+            columns = torch.randperm(41, generator=generator)[:36].reshape(12, 3)
+            weights = torch.randn(4, 41, generator=generator, dtype=torch.float64)
+            self.layers.append((spd(41, generator), spd(4, generator), weights, columns))
+
+    def readers(self, cls: type[Reader] = Reader) -> list[Reader]:
+        return [
+            cls(a.inverse(), torch.linalg.cholesky(s).T @ w, units, c)
+            for (a, s, w, c), units in zip(self.layers, self.parts, strict=True)
+        ]
+
+    def cost(self, gone: tuple[int, ...]) -> float:
+        total = 0.0
+        for layer, units in zip(self.layers, self.parts, strict=True):
+            alone = Problem(0)
+            alone.layers = [layer]
+            total += alone.cost(tuple(u - int(units[0]) for u in gone if u in units.tolist()))
+        return total
+
+
+def off_by(problem: Crowd, readers: list[Reader]) -> float:
+    """The largest relative difference between what was paid so far and what the set costs."""
+    path = eliminate(readers, problem.units)
+    assert sorted(path.order.tolist()) == list(range(problem.units))
+    paid, gone = path.costs.cumsum(0).tolist(), path.order.tolist()
+    costs = [problem.cost(tuple(gone[: i + 1])) for i in range(problem.units)]
+    return max(abs(a - b) / b for a, b in zip(paid, costs, strict=True))
+
+
+@pytest.mark.parametrize("rounds", [6, 64])
+def test_costs_stay_exact_while_columns_of_the_gone_are_dropped(rounds, monkeypatch):
+    monkeypatch.setattr(elimination, "ROUNDS", rounds)
+    sizes = []
+
+    class Watched(Reader):
+        def compact_(self):
+            super().compact_()
+            sizes.append(len(self.inverse))
+
+    problem = Crowd()
+    assert off_by(problem, problem.readers(Watched)) < 1e-8
+    assert len(set(sizes)) > 8  # it was done again and again
+    monkeypatch.setattr(elimination, "CROWDED", 0.0)
+    kept = eliminate(problem.readers(), problem.units)
+    monkeypatch.setattr(elimination, "CROWDED", 1.0)
+    dropped = eliminate(problem.readers(), problem.units)
+    assert kept.order.tolist() == dropped.order.tolist()
+    torch.testing.assert_close(kept.costs, dropped.costs, rtol=1e-10, atol=0)
+
+
+def test_a_wrong_way_of_dropping_columns_is_seen():
+    """Weights that stay where they were while the rest moves up."""
+
+    class Careless(Reader):
+        def compact_(self):
+            weights = self.weights
+            super().compact_()
+            self.weights = weights[:, : len(self.inverse)].clone()
+
+    problem = Crowd()
+    assert off_by(problem, problem.readers(Careless)) > 1e-3
+
+
 def test_the_oracle_can_fail():
     """Forgetting to update P gives other costs from the second unit on."""
 
     class Forgetful(Reader):
         def without_(self, units):
-            self.weights[:, self.columns[units].flatten()] = 0
+            stay = ~torch.isin(self.units, units)
+            self.units, self.columns = self.units[stay], self.columns[stay]
 
     problem = Problem(0)
     readers = [Forgetful(r.inverse, r.weights, r.units, r.columns) for r in problem.readers()]

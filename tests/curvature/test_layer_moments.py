@@ -178,3 +178,12 @@ def test_bad_values_and_no_data_are_refused():
     for batch in ((x, y), x):
         with pytest.raises(NonFiniteError, match=r"[Nn]a[Nn]"):
             layer_moments(model, [batch], TASK, ["0"])
+
+
+def test_places_that_are_drawn_stand_for_all():
+    """Where all places say the same: 100 of them, of which 64 are enough."""
+    conv = nn.Conv2d(2, 3, 3).double()
+    model = nn.Sequential(conv, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    x = torch.ones(4, 2, 12, 12, dtype=torch.float64)
+    found = layer_moments(model, [x[:3], x[3:]], TASK, ["0"]).layers["0"].inputs
+    torch.testing.assert_close(found, torch.full((1, 19, 19), 100.0, dtype=torch.float64))

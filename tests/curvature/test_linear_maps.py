@@ -162,7 +162,7 @@ def test_drawn_places_are_some_of_all_with_their_outputs(groups):
 def test_few_places_are_all_taken():
     conv, x = nn.Conv2d(3, 4, 3), torch.randn(2, 3, 8, 8)
     y = as_outputs(conv, conv(x).detach())
-    whole, some = (list(pairs(conv, x, y, own)) for own in (None, torch.Generator()))
+    whole, some = (list(pairs(conv, x, y, generator=g)) for g in (None, torch.Generator()))
     for one, other in zip(whole, some, strict=True):
         assert torch.equal(one[0], other[0])
         assert torch.equal(one[1], other[1])

@@ -21,17 +21,19 @@ __all__ = ["Path", "Reader", "eliminate"]
 
 ROUNDS, CANDIDATES = 64, 4
 """In how many rounds all units go, and among how many times those that go they are chosen."""
+CROWDED = 0.8
+"""Of a layer's columns: where fewer are those of units that are left, the others are dropped."""
 TIE = 1e-12
 """Of the largest cost: what tells units apart whose costs do not rise."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Reader:
-    """A layer that reads units.
+    """A layer that reads units; those that go leave it.
 
     Attributes:
         inverse: P, (n, n), symmetric and positive definite.
-        weights: T = S^½ W, (m, n).
+        weights: T = S^½ W, (m, n), or any other T with the same Tᵀ T.
         units: which units it reads, (u,).
         columns: where each of them is, (u, k).
     """
@@ -42,37 +44,43 @@ class Reader:
     columns: Tensor
 
     def costs(self) -> Tensor:
-        """½ ‖T_u P_uu^-½‖² of every unit that it reads, (u,)."""
+        """½ ‖T_u P_uu^-½‖² of every unit that it reads, (u,): ½ Σ (P_uu)⁻¹ ⊙ T_uᵀ T_u, of (k, k) each."""
         own = self.inverse[self.columns[:, :, None], self.columns[:, None, :]]
-        theirs = self.weights[:, self.columns].permute(1, 2, 0)  # (u, k, m)
-        return 0.5 * (theirs * torch.linalg.solve(own, theirs)).sum((1, 2))
+        theirs = self.weights.T[self.columns]  # (u, k, m)
+        if own.shape[1] == 1:
+            return 0.5 * theirs.square().sum((1, 2)) / own[:, 0, 0]
+        return 0.5 * (_inverses(own) * (theirs @ theirs.mT)).sum((1, 2))
 
     def without_(self, units: Tensor) -> None:
-        """Refit without these units; their columns become those of inputs that are not there."""
-        gone = self.columns[torch.isin(self.units, units)].flatten()
+        """Refit without these units. What stands in their columns from now on is nobody's, and nobody looks at it."""
+        are_gone = torch.isin(self.units, units)
+        gone = self.columns[are_gone].flatten()
         if not len(gone):
             return
-        spread = torch.linalg.solve(self.inverse[gone][:, gone], self.inverse[gone])  # P_QQ⁻¹ P_Q:
-        self.weights.sub_(self.weights[:, gone] @ spread)
-        self.inverse.sub_(self.inverse[:, gone] @ spread)
-        # Exactly, so that rounding does not come back through later steps.
-        self.weights[:, gone] = 0
-        self.inverse[gone] = 0
-        self.inverse[:, gone] = 0
-        self.inverse[gone, gone] = 1
+        rows = self.inverse[gone]
+        spread = torch.linalg.solve(rows[:, gone], rows)  # P_QQ⁻¹ P_Q:
+        self.weights.addmm_(self.weights[:, gone], spread, alpha=-1)
+        self.inverse.addmm_(rows.T, spread, alpha=-1)
+        self.units, self.columns = self.units[~are_gone], self.columns[~are_gone]
+        if self.columns.numel() < CROWDED * len(self.inverse):
+            self.compact_()
+
+    def compact_(self) -> None:
+        """Keep the columns of its units alone: what becomes of them depends on no others."""
+        flat = self.columns.flatten()
+        self.inverse = self.inverse[flat][:, flat]
+        self.weights = self.weights.T[
+            flat
+        ].T  # a unit's weights next to each other, as `costs` reads them
+        self.columns = torch.arange(len(flat)).reshape(self.columns.shape)
 
     def among(self, units: Tensor) -> "Reader":
-        """The same for some of the units, numbered by their places there: updates need no other rows or columns."""
+        """The same for some of the units, numbered by their places there."""
         own = torch.isin(self.units, units)
-        columns = self.columns[own]
-        flat = columns.flatten()
         places = (units[None, :] == self.units[own][:, None]).int().argmax(1)
-        return Reader(
-            self.inverse[flat][:, flat],
-            self.weights[:, flat],
-            places,
-            torch.arange(len(flat)).reshape(columns.shape),
-        )
+        few = Reader(self.inverse, self.weights, places, self.columns[own])
+        few.compact_()
+        return few
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +105,8 @@ def eliminate(readers: Sequence[Reader], num_units: int) -> Path:
     Of more than `ROUNDS` units several go in a round, one after the other among the few that are cheapest when it
     begins: the large matrices are then updated once for all of them, and costs along the path stay exact.
     """
+    for reader in readers:
+        reader.compact_()
     at_once = ceil(num_units / ROUNDS)
     left = torch.ones(num_units, dtype=torch.bool)
     order: list[Tensor] = []
@@ -136,3 +146,9 @@ def _total(readers: Sequence[Reader], num_units: int) -> Tensor:
     for reader in readers:
         total.index_add_(0, reader.units, reader.costs())
     return total
+
+
+def _inverses(matrices: Tensor) -> Tensor:
+    """Of (u, k, k), symmetric and positive definite but for rounding."""
+    roots, failed = torch.linalg.cholesky_ex(matrices)
+    return torch.linalg.inv(matrices) if bool(failed.any()) else torch.cholesky_inverse(roots)

@@ -35,6 +35,9 @@ from apoptosis.task import Batch, Task
 
 __all__ = ["obs_units", "priced_groups"]
 
+JITTER = 1e-12
+"""Of a moment's mean on the diagonal."""
+
 
 def obs_units(  # noqa: PLR0913 - what every criterion takes, and a word on each of its own choices
     model: nn.Module,
@@ -144,7 +147,7 @@ class _Prepared:
             if len(units):
                 channels = torch.from_numpy(site.indices[units] % num_channels)
                 columns = (channels[:, :, None] * kernel + torch.arange(kernel)).flatten(1)
-                weighted = _root(own.outputs[number]) @ weight[number]
+                weighted = _weighted(own.outputs[number], weight[number])
                 said += _without_refit(own.inputs[number], weighted, columns)
                 inverse = self._inverse(own.inputs[number], has_bias=module.bias is not None)
                 found.append(Reader(inverse, weighted, torch.from_numpy(units), columns))
@@ -168,8 +171,21 @@ class _Prepared:
         return torch.cholesky_inverse(torch.linalg.cholesky(moment))
 
 
+def _weighted(moment: Tensor, weight: Tensor) -> Tensor:
+    """T with Tᵀ T = Wᵀ S W, of no more rows than W has rows or columns: the smaller root is the cheaper one."""
+    if len(weight) > weight.shape[1]:
+        return _root(weight.T @ moment @ weight)
+    return _root(moment) @ weight
+
+
 def _root(moment: Tensor) -> Tensor:
-    """R with Rᵀ R = S."""
+    """R with Rᵀ R = S. Of few samples S has a null space, which takes a Cholesky factor a jitter in the last digits."""
+    moment = (moment + moment.T) / 2
+    jittered = moment.clone()
+    jittered.diagonal().add_(JITTER * moment.diagonal().mean())
+    root, failed = torch.linalg.cholesky_ex(jittered, upper=True)
+    if not int(failed):
+        return root
     values, vectors = torch.linalg.eigh(moment)
     return values.clamp_min(0).sqrt()[:, None] * vectors.T
 

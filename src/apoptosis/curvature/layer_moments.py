@@ -26,7 +26,8 @@ from torch.nn.modules.conv import _ConvNd
 from apoptosis.curvature.activations import Place, gradients_at, watched
 from apoptosis.curvature.containment import contained
 from apoptosis.curvature.gradient import buffers_restored
-from apoptosis.curvature.linear_maps import as_outputs, pairs
+from apoptosis.curvature.grams import Gram
+from apoptosis.curvature.linear_maps import as_outputs, enough_places, pairs
 from apoptosis.curvature.loss_factors import LossFactors
 from apoptosis.curvature.problem import check_devices, constant, pieces
 from apoptosis.errors import DataError, NonFiniteError
@@ -150,17 +151,15 @@ class _Sums:
     def __init__(self, module: nn.Module) -> None:
         self._module: Any = module
         self._generator = torch.Generator().manual_seed(0)
-        self._inputs: Tensor | float = 0.0
-        self._outputs: Tensor | float = 0.0
-        self._gates: Tensor | float = 0.0
+        self._inputs, self._outputs, self._gates = Gram(), Gram(), Gram()
 
     def add_inputs(self, given: Tensor, slope: Tensor) -> None:
         """What a piece sends into the layer."""
         errors = as_outputs(self._module, slope)
-        gram, seen = slope.new_zeros(()), 0
+        all_places = errors.shape[2]
+        factor = all_places / min(all_places, enough_places(self._module))
         for columns, _ in pairs(self._module, given, errors, generator=self._generator):
-            gram, seen = gram + columns @ columns.mT, seen + columns.shape[2]
-        self._inputs = self._inputs + gram * (errors.shape[0] * errors.shape[2] / seen)
+            self._inputs.add_(columns, factor)
 
     def add_slopes(self, pulls: Tensor, slope: Tensor, num: int) -> None:
         """Gradients of `num` samples for one cotangent: at the outputs, and times the inputs there."""
@@ -168,28 +167,26 @@ class _Sums:
         positions = errors.shape[0] * errors.shape[2]
         groups = getattr(self._module, "groups", 1)
         by_group = errors.double().transpose(0, 1).reshape(groups, -1, positions)
-        self._outputs = self._outputs + by_group @ by_group.mT * (num / positions)
-        by_sample = _by_sample(self._module, pulls, num).double()
-        self._gates = self._gates + by_sample.T @ by_sample
+        self._outputs.add_(by_group, num / positions)
+        self._gates.add_(_by_sample(self._module, pulls, num).T[None])
 
     def mean(self, path: str, total: _Total) -> Moments:
-        """Over all that was added."""
-        inputs, outputs, gates = map(torch.as_tensor, (self._inputs, self._outputs, self._gates))
-        if not all(bool(own.isfinite().all()) for own in (inputs, outputs, gates)):
+        """Over all that was added, which is used up."""
+        if not all(own.is_finite for own in (self._inputs, self._outputs, self._gates)):
             raise NonFiniteError(
                 f"NaN or infinity passes layer {path!r}. Look for bad values in the data, or for a network that "
                 "overflows its number type."
             )
         return Moments(
-            (inputs / total.samples).cpu(),
-            (outputs / total.predictions).cpu(),
-            (gates / total.predictions).cpu(),
+            self._inputs.taken(1 / total.samples).cpu(),
+            self._outputs.taken(1 / total.predictions).cpu(),
+            self._gates.taken(1 / total.predictions)[0].cpu(),
         )
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing was added."""
-        return not isinstance(self._inputs, Tensor)
+        return self._inputs.is_empty
 
 
 def _by_sample(module: Any, pulls: Tensor, num: int) -> Tensor:

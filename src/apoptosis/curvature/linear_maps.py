@@ -24,6 +24,7 @@ __all__ = [
     "as_inputs",
     "as_matrix",
     "as_outputs",
+    "enough_places",
     "input_dim",
     "is_linear_map",
     "is_product",
@@ -77,6 +78,11 @@ def as_inputs(module: Any, x: Tensor) -> Tensor:
     return x.reshape(-1, *x.shape[-1 - inside :])
 
 
+def enough_places(module: Any) -> int:
+    """How many places of a sample `pairs` takes if it may draw, where there are more."""
+    return max(FEWEST_PLACES, int(PLACES_PER_INPUT * as_matrix(module, module.weight).shape[2]))
+
+
 def pairs(
     module: Any, x: Tensor, *ys: Tensor, generator: torch.Generator | None = None
 ) -> Iterator[tuple[Tensor, ...]]:
@@ -94,7 +100,7 @@ def pairs(
     groups = module.groups if is_conv else 1
     num_inputs = prod(module.kernel_size) * x.shape[1] if is_conv else x.shape[1]
     num_places = ys[0].shape[2]
-    enough = max(FEWEST_PLACES, int(PLACES_PER_INPUT * num_inputs / groups))
+    enough = enough_places(module)
     some_places = generator is not None and num_places > enough
     size = max(1, CHUNK // max(1, num_inputs * (enough if some_places else num_places)))
     for some, *outputs in zip(x.split(size), *(y.split(size) for y in ys), strict=True):

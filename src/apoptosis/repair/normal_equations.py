@@ -16,6 +16,8 @@ images, the least penalty would fit these images alone.
 import torch
 from torch import Tensor
 
+from apoptosis.curvature.grams import Gram
+
 __all__ = ["NormalEquations"]
 
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, float("inf"))
@@ -46,7 +48,7 @@ class NormalEquations:
         """Forget what was missing: the same inputs come again, at the same places, and miss something else."""
         self.generator.manual_seed(0)
         self._is_gram_there = True
-        for own in self._halves:
+        for own in self._sums():
             own.cross, own.squares = torch.zeros_like(own.cross), 0.0
 
     @property
@@ -56,7 +58,7 @@ class NormalEquations:
 
     def best_ridge(self, *, has_bias: bool) -> float:
         """Which of `RIDGES` leaves least of either half, when it is solved on the other."""
-        first, second = self._halves
+        first, second = self._sums()
         if first.is_empty or second.is_empty or self.count >= PLENTY * first.gram.shape[-1]:
             return RIDGES[0]
         missed = {
@@ -74,7 +76,8 @@ class NormalEquations:
             kept: which weights there are, (g, m, n); the others stay as they are. All unless given.
             has_bias: the last input is the constant 1, on which there is no penalty.
         """
-        whole = self._halves[0] + self._halves[1]
+        first, second = self._sums()
+        whole = first + second
         if kept is None or ridge == float("inf"):
             return whole.solved(ridge, has_bias=has_bias)
         gram, cross = whole.penalised(ridge, has_bias=has_bias), whole.cross
@@ -89,33 +92,42 @@ class NormalEquations:
 
     def left(self, change: Tensor) -> float:
         """Σ ‖r − D x‖²."""
-        return sum(own.left(change) for own in self._halves if not own.is_empty)
+        return sum(own.left(change) for own in self._sums() if not own.is_empty)
+
+    def _sums(self) -> tuple["_Sums", "_Sums"]:
+        for own in self._halves:
+            own.complete()
+        return self._halves
 
 
 class _Sums:
-    """A, (g, n, n), B, (g, m, n), and Σ ‖r‖² of some of the positions; scalars 0 until there are any."""
+    """A, (g, n, n), B, (g, m, n), and Σ ‖r‖² of some of the positions; A and B are the number 0 until there are any."""
 
-    def __init__(
-        self, gram: Tensor | None = None, cross: Tensor | None = None, squares: float = 0.0
-    ) -> None:
-        nothing = torch.zeros((), dtype=torch.float64)
-        self.gram = nothing if gram is None else gram
-        self.cross = nothing if cross is None else cross
-        self.squares = squares
+    def __init__(self) -> None:
+        self.gram = self.cross = torch.zeros((), dtype=torch.float64)
+        self.squares = 0.0
+        self._adding = Gram()
 
     @property
     def is_empty(self) -> bool:
-        return self.gram.ndim == 0
-
-    def __add__(self, other: "_Sums") -> "_Sums":
-        return _Sums(self.gram + other.gram, self.cross + other.cross, self.squares + other.squares)
+        return self.cross.ndim == 0
 
     def add(self, inputs: Tensor, missing: Tensor, *, with_gram: bool) -> None:
-        cross = missing @ inputs.mT
-        self.cross = cross.add_(self.cross)
+        self.cross = (missing @ inputs.mT).add_(self.cross)
         self.squares += float(missing.square().sum())
         if with_gram:
-            self.gram = (inputs @ inputs.mT).add_(self.gram)
+            self._adding.add_(inputs)
+
+    def complete(self) -> None:
+        """All inputs have come."""
+        if not self._adding.is_empty:
+            self.gram = self._adding.taken(1.0)
+
+    def __add__(self, other: "_Sums") -> "_Sums":
+        both = _Sums()
+        both.gram, both.cross = self.gram + other.gram, self.cross + other.cross
+        both.squares = self.squares + other.squares
+        return both
 
     def left(self, change: Tensor) -> float:
         """Σ ‖r − D x‖², from the sums alone."""
