@@ -59,7 +59,7 @@ class StepRecord:
     removed: Mapping[str, int]
     """Units that went, by group; below zero where some came back in the last step to spend the budget."""
     left: Mapping[str, int]
-    """Units that stayed, for every group that was ranked."""
+    """Units that stayed, of every group; of every tensor that was ranked, where single weights went."""
     macs: int | None
     """None where single weights went: a MAC with a zero is still done."""
     params: int

@@ -8,9 +8,13 @@ from typer.testing import CliRunner
 from apoptosis.cli.app import app
 from apoptosis.cli.options import MODEL_NAMES
 from apoptosis.cli.training_options import Training
-from apoptosis.criteria import AGGREGATIONS
+from apoptosis.criteria import AGGREGATIONS, CRITERIA
 from apoptosis.models import MODELS
-from apoptosis.workflow import DEFAULT_CRITERION, DEFAULT_STEPS, DEFAULT_WEIGHT_CRITERION
+from apoptosis.workflow import (
+    DEFAULT_CRITERION,
+    DEFAULT_WEIGHT_CRITERION,
+    FALLBACK_CRITERION,
+)
 
 HELP = """
 import sys
@@ -47,9 +51,13 @@ def test_help_lists_every_model_and_teaches_with_examples(command):
 def test_help_tells_the_choices_and_defaults_of_the_library():
     text = shown("prune")
     assert ", ".join(AGGREGATIONS) in text
-    told = f"{DEFAULT_CRITERION} for units and {DEFAULT_WEIGHT_CRITERION} for weights"
-    assert told in text
-    assert f"[default: {DEFAULT_STEPS}]" in text
+    told = f"{DEFAULT_CRITERION} for units ({FALLBACK_CRITERION} where that cannot be used)"
+    assert f"{told} and {DEFAULT_WEIGHT_CRITERION} for weights" in text
+    obs, others = CRITERIA[DEFAULT_CRITERION], CRITERIA[FALLBACK_CRITERION]
+    assert (obs.steps, others.steps) == (1, 20)
+    assert "unless said, once for obs and 20 times for others" in text
+    assert obs.repair == ("refit",)
+    assert "Unless said, refit after obs" in text
 
 
 def test_help_and_answers_to_typos_do_not_wait_for_torch():

@@ -233,6 +233,7 @@ def test_json_alone_is_printed_and_another_run_agrees(own, tmp_path, half):
 
 def test_the_next_command_can_be_typed(own, tmp_path):
     arguments = ("--keep-flops", "0.5", "--name", "!3", "--out", tmp_path / "half", "--json")
+    arguments = (*arguments, "--repair", "none")
     seen = []
     data = json.loads(done(prune(own, *arguments)))
     for _ in range(2):
@@ -240,13 +241,13 @@ def test_the_next_command_can_be_typed(own, tmp_path):
         seen.append(data["next"])
         data = json.loads(done(RUN.invoke(app, [*command[1:], "--json"])))
     assert "--repair refit" in seen[0]
-    assert "--criterion magnitude" in seen[1]
+    assert "--criterion magnitude-l2" in seen[1]
     assert data["groups"]["3"]["after"] == 12, "every option is carried along"
-    assert data["settings"]["repair"] == ["Refit(scope='every', ridge=0.0001)"]
+    assert data["settings"]["repair"] == ["Refit(scope='every', ridge=None, rounds=3)"]
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "half",
         "half-repaired",
-        "half-repaired-magnitude",
+        "half-repaired-magnitude-l2",
     ]
 
 
@@ -292,8 +293,10 @@ def test_a_task_of_ones_own_is_used(own, tmp_path):
 
 
 def test_a_program_is_delivered_with_its_reason(own, tmp_path):
-    text = done(prune(own, "--keep-flops", "0.5", "--out", tmp_path / "w", model="mean_of_hidden"))
+    arguments = ("--keep-flops", "0.5", "--steps", "1", "--out", tmp_path / "w")
+    text = done(prune(own, *arguments, model="mean_of_hidden"))
     assert "Delivered as a program, because" in text
+    assert UNREPAIRED not in text  # a program has no layers to refit
 
 
 def test_a_dry_run_scores_and_writes_nothing(own, tmp_path, monkeypatch):
@@ -370,8 +373,10 @@ UNREPAIRED = "--repair refit gives its layers new weights by least squares, with
 
 
 def test_a_network_that_nothing_has_mended_is_remarked_on(half, own, tmp_path):
-    assert half[0].count(UNREPAIRED) == 1
+    assert UNREPAIRED not in half[0]  # refitted unless said otherwise
     arguments = ("--keep-flops", "0.5", "--out", tmp_path / "half")
+    assert done(prune(own, *arguments, "--repair", "none")).count(UNREPAIRED) == 1
+    assert done(prune(own, *arguments, "--criterion", "oba")).count(UNREPAIRED) == 1
     assert UNREPAIRED not in done(prune(own, *arguments, "--repair", "batch_norm"))
     assert UNREPAIRED not in done(prune(own, *arguments, "--epochs", "1"))
 
@@ -380,7 +385,10 @@ def test_repairs_are_asked_for_by_name_one_after_the_other(own, tmp_path):
     arguments = ("--keep-flops", "0.5", "--repair", "refit", "--repair", "distil", "--json")
     found = prune(own, *arguments, "--out", tmp_path / "half")
     data = json.loads(done(found))
-    names = ["Refit(scope='every', ridge=0.0001)", "Distil(steps=300, learning_rate=0.001, seed=0)"]
+    names = [
+        "Refit(scope='every', ridge=None, rounds=3)",
+        "Distil(steps=300, learning_rate=0.001, seed=0)",
+    ]
     assert data["settings"]["repair"] == names
     assert UNREPAIRED not in found.stderr
 
@@ -436,7 +444,7 @@ ERRORS = {
     "repair": (
         ["--keep-flops", "0.5", "--repair", "batchnorm"],
         "ConfigError",
-        "There is no repair 'batchnorm'. Did you mean 'batch_norm'? There are batch_norm, refit, distil.",
+        "There is no repair 'batchnorm'. Did you mean 'batch_norm'? There are batch_norm, refit, distil, none.",
     ),
     "widths": (
         ["--keep-flops", "0.5", "--widths", "gobal"],
@@ -509,7 +517,9 @@ def test_a_gpu_that_is_not_there_is_refused(own, monkeypatch, num, message):
 
 def test_a_model_with_nothing_to_score_or_to_cut_is_refused(own, tmp_path):
     arguments = ("--keep-flops", "0.5", "--out", tmp_path / "half")
-    assert "requiresgrad" in refused(prune(own, *arguments, model="frozen"), "ModelError")
+    by_oba = ("--criterion", "oba")
+    found = refused(prune(own, *arguments, *by_oba, model="frozen"), "ModelError")
+    assert "requiresgrad" in found
     found = refused(prune(own, *arguments, model="one_layer"), "ConfigError")
     assert unboxed("No group is chosen") in found
 

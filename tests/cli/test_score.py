@@ -195,7 +195,7 @@ make = Net
     assert "…" not in tables
     firsts = [line.split()[0] for line in tables.splitlines() if line.strip()]
     assert name in "".join(firsts)
-    assert "--criterion" not in text, "it is the default"
+    assert "--criterion oba" in text, "it is not the default of prune"
 
 
 @pytest.mark.parametrize(("name", "method"), [("s.json", "text"), ("s.safetensors", "bytes")])

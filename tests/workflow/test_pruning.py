@@ -141,7 +141,7 @@ def test_every_criterion_prunes(criterion):
 
 def test_the_network_is_that_of_its_plan_bit_for_bit():
     model = cnn()
-    outcome = ap.prune(model, IMAGES, Budget(flops=0.4), steps=5)
+    outcome = ap.prune(model, IMAGES, Budget(flops=0.4), criterion="oba", steps=5)
     same_networks(ap.cut(model, outcome.plan), outcome.model)
     read = ap.Plan.from_json(outcome.plan.to_json())
     same_networks(ap.cut(model, read), outcome.model)
@@ -550,7 +550,7 @@ def test_tasks_may_give_arguments_and_keywords_together(make):
         loss=lambda outputs, batch: F.cross_entropy(outputs, batch[2]),
         count=lambda batch: len(batch[2]),
     )
-    outcome = ap.prune(model, [batch], Budget(params=0.5), task, steps=3)
+    outcome = ap.prune(model, [batch], Budget(params=0.5), task, steps=3, repair=[])
     consistent(outcome, model, 3)
     small = outcome.model(batch[0], shift=batch[1])
     torch.testing.assert_close(small, ap.zero(model, outcome.plan)(batch[0], shift=batch[1]))

@@ -9,7 +9,7 @@ made later scores worse, not better (experiments/LOG.md).
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -140,7 +140,8 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
             mends.check(small)
         if step == steps > 1 and (full := order.with_budget_spent(plan, selection, limits)):
             small, structure, plan = cut(model, full), dense.after(full), full
-        history.append(_record(step, units, structure, history, time.perf_counter() - start))
+        before = history[-1].left if history else {g.name: g.size for g in dense.groups}
+        history.append(_record(step, units, structure, before, time.perf_counter() - start))
         note_units(journal, plan, history, order)
     small = cut(model, plan) if repair_between or small is model else small
     return Outcome(
@@ -228,11 +229,10 @@ def _record(
     step: int,
     units: UnitScores,
     structure: Structure,
-    history: list[StepRecord],
+    before: Mapping[str, int],
     seconds: float,
 ) -> StepRecord:
-    before = history[-1].left if history else {n: len(own) for n, own in units.values.items()}
-    left = {name: structure[name].size for name in units.values}
+    left = {group.name: group.size for group in structure.groups}
     return StepRecord(
         step=step,
         loss=units.loss,
