@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from apoptosis.curvature import GateOptions, gate_curvature
+from apoptosis.curvature import GateOptions, gate_curvature, loss_factors
 from apoptosis.errors import ConfigError, DataError, LossError, ModelError
 from apoptosis.task import Task
 from oracles.building import CLASSES, built, images, rows
@@ -371,6 +371,16 @@ def test_nothing_of_the_model_changes():
     assert torch.equal(state, torch.random.get_rng_state())
 
 
+def test_a_loss_without_labels_to_draw_is_exact_however_many_are_asked_for():
+    model, batch, groups = BY_ID["squares"].build()
+    gates, task = of_gates(groups), Task.classification(squared)
+    exact, drawn = (
+        matrix(gate_curvature(model, [batch], task, gates, GateOptions(draws=own)))
+        for own in (None, 1)
+    )
+    torch.testing.assert_close(drawn, exact, rtol=0, atol=0)
+
+
 def test_what_cannot_be_had_is_refused_in_words():
     model, batch, groups = BY_ID["mlp"].build()
     gates, task = of_gates(groups), Task.classification()
@@ -383,8 +393,10 @@ def test_what_cannot_be_had_is_refused_in_words():
         GateOptions(draws=0)
     with pytest.raises(DataError, match="found no samples"):
         gate_curvature(model, [], task, gates)
-    with pytest.raises(ConfigError, match="labels can be drawn only where"):
-        gate_curvature(model, [batch], own, gates, GateOptions(draws=2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loss_factors, "EXACT_COLUMNS", CLASSES - 1)
+        with pytest.raises(ConfigError, match="labels can be drawn only where"):
+            gate_curvature(model, [batch], own, gates, GateOptions(draws=2))
     with pytest.raises(ConfigError, match=r"without labels.*Give labels"):
         gate_curvature(model, [batch[0]], own, gates)
     with pytest.raises(LossError, match="not convex in the outputs"):

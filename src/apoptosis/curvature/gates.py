@@ -46,7 +46,8 @@ class GateOptions:
 
     Attributes:
         form: `dense` (between all units), `block` (within each group) or `diagonal`.
-        draws: draws of labels per sample; None is exact up to 32 numbers (classes × predictions) per sample.
+        draws: draws of labels per sample; None is exact up to 32 numbers (classes × predictions) per sample,
+            and losses other than cross-entropy are exact always.
         seed: for the draws.
         micro_batch: at most so many samples at once, to bound memory.
     """

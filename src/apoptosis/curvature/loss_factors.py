@@ -40,7 +40,10 @@ class LossFactors:
     """
 
     def __init__(self, task: Task, draws: int | None, seed: int) -> None:
-        """`draws`: so many, whatever it would cost to be exact; None: exact where that is cheap."""
+        """`draws`: so many, whatever it would cost to be exact; None: exact where that is cheap.
+
+        A loss that is no cross-entropy has no labels to draw, and is exact with `draws` too.
+        """
         self._task = task
         self._draws = draws
         self._seed = seed
@@ -78,11 +81,11 @@ class LossFactors:
     def _own(self, outputs: Tensor, piece: Batch, num: int) -> Iterator[Tensor]:
         """From the loss itself, whatever it is."""
         each = outputs.numel() // num
-        if each > EXACT_COLUMNS or self._draws is not None:
+        if each > EXACT_COLUMNS:
             raise ConfigError(
                 f"The curvature of the loss was asked for, of {each} outputs per sample; more than {EXACT_COLUMNS} are "
                 "sampled, and labels can be drawn only where the loss is the cross-entropy of logits that `task.rows` "
-                "shows. Use such a task, or leave `draws` unset for a loss of few outputs."
+                "shows. Use such a task, or a network of fewer outputs."
             )
         hessian = _hessians(self._task, outputs, piece, num)
         values, vectors = torch.linalg.eigh(hessian)
