@@ -207,6 +207,16 @@ def test_costs_stay_exact_while_columns_of_the_gone_are_dropped(rounds, monkeypa
     torch.testing.assert_close(kept.costs, dropped.costs, rtol=1e-10, atol=0)
 
 
+def test_tensors_of_readers_stay_as_they_were():
+    """Several groups that one layer reads share them."""
+    for readers in (Problem(2).readers(), Crowd().readers()):
+        before = [(r.inverse, r.weights, r.inverse.clone(), r.weights.clone()) for r in readers]
+        eliminate(readers, 24 if len(readers) > 1 else 6)
+        for inverse, weights, own, theirs in before:
+            assert torch.equal(inverse, own)
+            assert torch.equal(weights, theirs)
+
+
 def test_a_wrong_way_of_dropping_columns_is_seen():
     """Weights that stay where they were while the rest moves up."""
 

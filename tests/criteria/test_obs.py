@@ -1,5 +1,7 @@
 """`obs`: prices of units with refits, against networks that are refitted by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -151,6 +153,58 @@ def test_it_prunes_and_refit_mends_what_it_removed():
         with torch.no_grad():
             lost[name] = float((outcome.model(x) - want).square().mean())
     assert lost["obs"] < lost["random"]
+
+
+def test_without_a_cross_entropy_the_price_is_what_the_squared_error_grows_by():
+    """The last layer's best refit to what it gave, unit by unit: the loss is quadratic there, so this is exact."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 3)).double()
+    x, y = inputs(), torch.randn(64, 3, dtype=torch.float64)
+    task = ap.Task.classification(lambda outputs, labels: (outputs - labels).square().sum(1).mean())
+    with torch.no_grad():
+        hidden, target = model[:2](x), model(x)
+    design = torch.cat([hidden, torch.ones(len(x), 1, dtype=x.dtype)], 1)
+
+    def price(*gone: int) -> float:
+        stay = design[:, [i for i in range(8) if i not in gone]]
+        error = target - stay @ torch.linalg.lstsq(stay, target).solution
+        return float(error.square().sum()) / len(x)
+
+    found = obs_units(model, trace(model, x[:1]), [(x, y)], task, ridge=0.0).values["0"]
+    gone, paid = [], 0.0
+    for unit in found.argsort().tolist():
+        others = [u for u in range(7) if u not in gone]
+        assert unit == min(others, key=lambda u: price(*gone, u))
+        paid = max(paid, price(*gone, unit) - price(*gone))  # the largest so far is the score
+        assert float(found[unit]) == pytest.approx(paid, rel=1e-6)
+        gone.append(unit)
+
+
+def test_a_layer_that_reads_several_groups_is_inverted_once(monkeypatch):
+    class Joined(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(4, 5), nn.Linear(4, 6), nn.Linear(4, 3)
+            self.head = nn.Linear(14, 3)
+
+        def forward(self, x):
+            return self.head(torch.cat([self.a(x).tanh(), self.b(x).tanh(), self.c(x).tanh()], 1))
+
+    torch.manual_seed(0)
+    model, x = Joined().double(), inputs()
+    structure = trace(model, x[:1])
+    sizes, inverse = [], torch.cholesky_inverse
+
+    def counted(root):
+        sizes.append(len(root))
+        return inverse(root)
+
+    monkeypatch.setattr(torch, "cholesky_inverse", counted)
+    together = obs_units(model, structure, [x]).values
+    assert sizes == [15]
+    for group in structure.groups:
+        alone = obs_units(model, replace(structure, groups=(group,)), [x]).values[group.name]
+        torch.testing.assert_close(together[group.name], alone, rtol=1e-9, atol=0)
 
 
 def test_what_nobody_could_refit_is_refused():

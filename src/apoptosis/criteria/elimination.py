@@ -66,7 +66,7 @@ class Reader:
             self.compact_()
 
     def compact_(self) -> None:
-        """Keep the columns of its units alone: what becomes of them depends on no others."""
+        """Keep a copy of the columns of its units alone: what becomes of them depends on no others."""
         flat = self.columns.flatten()
         self.inverse = self.inverse[flat][:, flat]
         self.weights = self.weights.T[
@@ -100,7 +100,7 @@ class Path:
 
 
 def eliminate(readers: Sequence[Reader], num_units: int) -> Path:
-    """Let all units go, the cheapest first. The tensors of `readers` are used up.
+    """Let all units go, the cheapest first. `readers` are used up; the tensors that they were made of are not.
 
     Of more than `ROUNDS` units several go in a round, one after the other among the few that are cheapest when it
     begins: the large matrices are then updated once for all of them, and costs along the path stay exact.

@@ -14,7 +14,9 @@ itself; each alone keeps less (experiments/LOG.md). So the criterion is for netw
 `refit`; as they are cut, others keep more.
 """
 
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -50,7 +52,7 @@ def obs_units(  # noqa: PLR0913 - what every criterion takes, and a word on each
     seed: int = 0,
     micro_batch: int | None = None,
 ) -> UnitScores:
-    """What units cost along the cheapest path with refits, in eval mode. No labels are needed.
+    """What units cost along the cheapest path with refits, in eval mode. Cross-entropy needs no labels.
 
     Args:
         model: the one that `structure` describes, as modules; nothing of it changes.
@@ -58,7 +60,7 @@ def obs_units(  # noqa: PLR0913 - what every criterion takes, and a word on each
         batches: data to score on.
         task: what a batch is and what its loss is; classification unless said.
         ridge: added to the diagonal of A, in parts of its mean.
-        draws: of labels from the network's own predictions, per sample.
+        draws: of labels from the network's own predictions, per sample; another loss of few outputs is exact.
         seed: for the draws.
         micro_batch: at most so many samples at once, to bound memory.
 
@@ -80,7 +82,8 @@ def obs_units(  # noqa: PLR0913 - what every criterion takes, and a word on each
         found = layer_moments(
             model, batches, task, layers, draws=draws, seed=seed, micro_batch=micro_batch
         )
-    prepared = _Prepared(model, found.layers, ridge)
+    uses = Counter(site.module for sites in readers.values() for site in sites)
+    prepared = _Prepared(model, found.layers, ridge, uses)
     values: dict[str, Tensor] = {}
     for group in track(structure.groups, "refitting without units"):
         sites = readers[group.name]
@@ -124,38 +127,61 @@ def _channels(module: Any) -> int:
     return module.in_channels // module.groups if isinstance(module, _ConvNd) else 2**62
 
 
-class _Prepared:
-    """Inverses and weighted weights of layers, for several groups that they read."""
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """One group of channels of a layer: A, P = A⁻¹ and T."""
 
-    def __init__(self, model: nn.Module, moments: dict[str, Moments], ridge: float) -> None:
+    moment: Tensor
+    inverse: Tensor
+    weights: Tensor
+
+
+class _Prepared:
+    """Inverses and weighted weights of layers, made once for several groups that they read, and kept until the last."""
+
+    def __init__(
+        self, model: nn.Module, moments: dict[str, Moments], ridge: float, uses: Counter[str]
+    ) -> None:
+        """`uses`: how many groups each layer reads."""
         self._model, self._moments, self._ridge = model, moments, ridge
+        self._uses = uses.copy()
+        self._parts: dict[str, dict[int, _Part]] = {path: {} for path in uses}
 
     def readers(self, site: Site) -> list[Reader]:
         """One for each group of channels of the layer, with those units that it reads; prices as Γ has them."""
         module: Any = self._model.get_submodule(site.module)
-        own = self._moments[site.module]
-        weight = as_matrix(module, module.weight.detach()).double().cpu()
-        if module.bias is not None:
-            bias = module.bias.detach().double().cpu().reshape(*weight.shape[:2], 1)
-            weight = torch.cat([weight, bias], 2)
         kernel = prod(module.kernel_size) if isinstance(module, _ConvNd) else 1
         num_channels = _channels(module)
+        owners = site.indices[:, 0] // num_channels
         found: list[Reader] = []
         said = 0.0
-        for number in range(len(weight)):
-            units = np.flatnonzero(site.indices[:, 0] // num_channels == number)
-            if len(units):
-                channels = torch.from_numpy(site.indices[units] % num_channels)
-                columns = (channels[:, :, None] * kernel + torch.arange(kernel)).flatten(1)
-                weighted = _weighted(own.outputs[number], weight[number])
-                said += _without_refit(own.inputs[number], weighted, columns)
-                inverse = self._inverse(own.inputs[number], has_bias=module.bias is not None)
-                found.append(Reader(inverse, weighted, torch.from_numpy(units), columns))
+        for number in np.unique(owners).tolist():
+            units = np.flatnonzero(owners == number)
+            channels = torch.from_numpy(site.indices[units] % num_channels)
+            columns = (channels[:, :, None] * kernel + torch.arange(kernel)).flatten(1)
+            part = self._part(site.module, number)
+            said += _without_refit(part.moment, part.weights, columns)
+            found.append(Reader(part.inverse, part.weights, torch.from_numpy(units), columns))
+        self._uses[site.module] -= 1
+        if not self._uses[site.module]:
+            del self._parts[site.module]
         exact = 2 * float(self.gates(site).sum())
         scale = (exact / said) ** 0.5 if said > 0 and exact > 0 else 1.0
-        for reader in found:
-            reader.weights.mul_(scale)
-        return found
+        return [replace(reader, weights=reader.weights * scale) for reader in found]
+
+    def _part(self, path: str, number: int) -> _Part:
+        parts = self._parts[path]
+        if number not in parts:
+            module: Any = self._model.get_submodule(path)
+            own = self._moments[path]
+            weight = as_matrix(module, module.weight.detach())[number].double().cpu()
+            if module.bias is not None:
+                bias = module.bias.detach().double().cpu().reshape(-1, len(weight))[number]
+                weight = torch.cat([weight, bias[:, None]], 1)
+            inverse = self._inverse(own.inputs[number], has_bias=module.bias is not None)
+            weighted = _weighted(own.outputs[number], weight)
+            parts[number] = _Part(own.inputs[number], inverse, weighted)
+        return parts[number]
 
     def gates(self, site: Site) -> Tensor:
         """½ Γ_uu of every unit, as one layer reads it: all of its channels at once."""
