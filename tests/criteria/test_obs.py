@@ -170,7 +170,9 @@ def test_without_a_cross_entropy_the_price_is_what_the_squared_error_grows_by():
         error = target - stay @ torch.linalg.lstsq(stay, target).solution
         return float(error.square().sum()) / len(x)
 
-    found = obs_units(model, trace(model, x[:1]), [(x, y)], task, ridge=0.0).values["0"]
+    values = obs_units(model, trace(model, x[:1]), [(x, y)], task, ridge=0.0).values["0"]
+    moments = layer_moments(model, [(x, y)], task, ["2"]).layers["2"]
+    found = with_refit(values, moments) / scale(moments, model[2].weight.detach())
     gone, paid = [], 0.0
     for unit in found.argsort().tolist():
         others = [u for u in range(7) if u not in gone]

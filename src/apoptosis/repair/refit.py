@@ -42,6 +42,8 @@ __all__ = ["LayerFit", "Refit", "Refitted"]
 SCOPES = ("every", "consumers")
 SAME = 1e-3
 """How far two runs may end from each other, relative: kernels of a GPU may differ so; mixed batches end elsewhere."""
+ENOUGH = 128
+"""Equations for each unknown: more would change a fit by less than a hundredth of what it misses."""
 Stages: TypeAlias = list[tuple[Layer, ...]]
 Both: TypeAlias = tuple[Passed, Passed]
 """What passes a layer of the small network, and of the dense one."""
@@ -218,15 +220,17 @@ class _Fit:
         self.change: Tensor | None = None
         self.ridge: float | None = None
         self._before = self._wanted = 0.0
-        self._num_samples = 0
+        self._num_samples = self._num_rows = 0
 
     def begin_again(self) -> None:
         """The same data come once more."""
         self.sums.begin_again()
-        self._num_samples = 0
+        self._num_samples = self._num_rows = 0
 
     def add(self, ours: Passed, theirs: Passed) -> None:
         """What a batch shows; the first time to come as near as can be, then as far as it is seen."""
+        if self._num_rows >= ENOUGH * self.num_inputs:
+            return
         module, views = self.target.module, self.target.views(ours, theirs)
         given = as_inputs(module, ours.given)
         for half, rows in self._halves(len(ours.given), len(given)):
@@ -234,7 +238,14 @@ class _Fit:
             for inputs, *own in pairs(module, *some, generator=self.sums.generator):
                 self._add(half, inputs, *self.target.sums(*own))
 
+    @property
+    def num_inputs(self) -> int:
+        """Unknowns of one output."""
+        module: Any = self.target.module
+        return as_matrix(module, module.weight).shape[2] + (module.bias is not None)
+
     def _add(self, half: int, inputs: Tensor, now: Tensor, wanted: Tensor) -> None:
+        self._num_rows += inputs.shape[2]
         if self.change is None:
             self.sums.add(inputs, wanted - now, half)
             self._before += _squares(self.target.as_far_as_seen(wanted, now) - now)
