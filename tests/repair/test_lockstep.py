@@ -156,3 +156,64 @@ def test_no_thread_is_left_whatever_happens(monkeypatch):
     with pytest.raises(RuntimeError, match="channels"):
         refitted(model, odd, plan, monkeypatch, by_stages=False)
     assert threading.active_count() == before
+
+
+def narrowing() -> nn.Module:
+    """Large maps first, single numbers last."""
+    return nn.Sequential(
+        *(nn.Conv2d(2, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 6, 3, padding=1), nn.Tanh()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)),
+    )
+
+
+def images(num: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return list(torch.randn(num, 2, 7, 7, generator=generator, dtype=torch.float64).split(6))
+
+
+def test_where_maps_are_large_some_set_out_and_the_others_follow(monkeypatch):
+    """The convolution is fitted on the first batches alone, what comes after the maps on all."""
+    model, batches = built(narrowing), images(30)
+    plan = trace(model, batches[0][:1]).plan({"0": range(4)})
+    small = cut(model, plan)
+    refit = Refit(ridge=0.0)
+    monkeypatch.setattr(lockstep, "FEWEST_SAMPLES", 6)
+    of_channel = (
+        6 * 49 * 8
+    )  # bytes, of a batch; the first layer has 2 + 4 and 2 + 8 of them, the second 4 + 6 and 8 + 6
+    monkeypatch.setattr(lockstep, "MOST_BYTES", 3 * 16 * of_channel)
+    monkeypatch.setattr(Refit, "_by_stages", lambda *_: pytest.fail("went the slow way"))
+    monkeypatch.setattr(lockstep, "LOOKING_BACK", 1)
+    found = refit(model, small, plan, batches, TASK)
+    monkeypatch.setattr(lockstep, "MOST_BYTES", 2**32)
+    of_some = refit(model, small, plan, batches[:3], TASK)
+    of_all = refit(model, small, plan, batches, TASK)
+    torch.testing.assert_close(found[2].weight, of_some[2].weight, rtol=1e-9, atol=1e-12)
+    assert not torch.allclose(found[2].weight, of_all[2].weight, rtol=1e-6)
+    x = torch.cat(batches)
+    with torch.no_grad():
+        rows = torch.cat([found[:6](x), torch.ones(30, 1, dtype=x.dtype)], 1)
+        want = torch.linalg.lstsq(rows, model(x)).solution.T
+    torch.testing.assert_close(found[6].weight, want[:, :-1], rtol=1e-7, atol=1e-9)
+
+
+def test_runs_that_become_too_large_are_let_go(monkeypatch):
+    """Maps that grow: who has set out stops, and nobody waits for them."""
+    model = built(
+        lambda: nn.Sequential(
+            *(nn.Conv2d(2, 8, 1), nn.Tanh(), nn.Conv2d(8, 4, 1), nn.Upsample(scale_factor=4)),
+            *(nn.Conv2d(4, 4, 1), nn.Tanh(), nn.Conv2d(4, 2, 1)),
+        )
+    )
+    batches = images(30)
+    plan = trace(model, batches[0][:1]).plan({"0": range(4)})
+    small, before = cut(model, plan), threading.active_count()
+    monkeypatch.setattr(lockstep, "FEWEST_SAMPLES", 6)
+    monkeypatch.setattr(lockstep, "MOST_BYTES", 5 * 6 * 24 * 49 * 8)
+    monkeypatch.setattr(Refit, "_by_stages", lambda *_: pytest.fail("went the slow way"))
+    found = Refit(ridge=1e-6)(model, small, plan, batches, TASK)
+    assert threading.active_count() == before
+    x = torch.cat(batches)
+    with torch.no_grad():
+        gaps = [(net(x) - model(x)).square().mean() for net in (found, small)]
+    assert gaps[0] < gaps[1]

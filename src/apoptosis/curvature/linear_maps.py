@@ -84,7 +84,11 @@ def enough_places(module: Any) -> int:
 
 
 def pairs(
-    module: Any, x: Tensor, *ys: Tensor, generator: torch.Generator | None = None
+    module: Any,
+    x: Tensor,
+    *ys: Tensor,
+    generator: torch.Generator | None = None,
+    most: int | None = None,
 ) -> Iterator[tuple[Tensor, ...]]:
     """Inputs (g, n, positions) and outputs (g, m, positions) of each kind in float64, a chunk at a time.
 
@@ -94,13 +98,14 @@ def pairs(
         *ys: what came out, what was wanted and the like, as `as_outputs` shapes it.
         generator: if given, of a convolution with more places than are needed only some are taken, drawn anew for each
             chunk.
+        most: how many of them; `enough_places` unless given.
     """
     is_conv = isinstance(module, _ConvNd)
     x = as_inputs(module, x)
     groups = module.groups if is_conv else 1
     num_inputs = prod(module.kernel_size) * x.shape[1] if is_conv else x.shape[1]
     num_places = ys[0].shape[2]
-    enough = enough_places(module)
+    enough = most or enough_places(module)
     some_places = generator is not None and num_places > enough
     size = max(1, CHUNK // max(1, num_inputs * (enough if some_places else num_places)))
     for some, *outputs in zip(x.split(size), *(y.split(size) for y in ys), strict=True):

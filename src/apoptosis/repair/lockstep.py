@@ -5,12 +5,16 @@ layer, L layers take about L/2 forwards of everything. Here every batch has a ru
 that stops inside the layer's call; only one of them runs at a time. When all have come, the layer is fitted, and they
 go on with what it gives now. Together that is one forward, for the memory of what is alive at a layer, of all batches.
 
+Where maps are large not all batches set out: as many as memory has room for. That is enough there, for large maps have
+many places. The others follow where maps are smaller, and pass the layers that are fitted by then without a stop.
+
 Runs that take different ways, networks that remember things between calls of their modules, more batches or larger
 activations than are bearable: all end in `OutOfStepError`, and the caller goes the slow way. What comes out at the end
 is compared with a plain run, so that nothing that threads could disturb passes unseen.
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,13 +28,17 @@ from torch.utils._pytree import tree_map_only
 
 from apoptosis.repair.reaching import Passed, first_of, noting
 from apoptosis.repair.survey import Layer
-from apoptosis.task import Batch, Task
+from apoptosis.task import Batch, Task, tensors_in
 
 __all__ = ["March", "OutOfStepError", "Stop", "march"]
 
-MOST_BATCHES = 32
-MOST_BYTES = 2**31
-"""Of what one layer reads, of all batches: as much again is alive in several other places."""
+MOST_BATCHES = 128
+MOST_BYTES = 2**32
+"""Of what passes a layer in both networks, of all batches under way: about as much again is alive elsewhere."""
+FEWEST_SAMPLES = 64
+"""With room for fewer a layer is better fitted on all data, one batch after the other."""
+LOOKING_BACK = 4
+"""Stops: what a run holds it has shown at one of the last layers; a stream is there while its branch is fitted."""
 
 
 class OutOfStepError(Exception):
@@ -48,41 +56,84 @@ class Stop:
 class March:
     """Runs of both networks. `stops` leads from layer to layer; call `renew` when the layer was changed."""
 
-    def __init__(self, small: "list[_Run]", dense: "list[_Run]", layers: Sequence[Layer]) -> None:
-        """`small` and `dense` are runs over the same batches."""
-        self._small, self._dense = small, dense
+    def __init__(
+        self,
+        set_out: "Callable[[Batch], tuple[_Run, _Run]]",
+        batches: Sequence[Batch],
+        layers: Sequence[Layer],
+    ) -> None:
+        """`set_out` begins a run of the small network and one of the dense one."""
+        self._set_out, self._batches = set_out, batches
         self._layers = {layer.path: layer for layer in layers}
+        self._under_way: list[tuple[_Run, _Run]] = []
+        self._bytes: deque[int] = deque(maxlen=LOOKING_BACK)
 
     def stops(self) -> Iterator[Stop]:
         """Every layer, in the order of its call.
 
         Raises:
-            OutOfStepError: the runs part.
+            OutOfStepError: the runs part, or there is no room for enough of them.
         """
+        self._under_way.append(self._set_out(self._batches[0]))
         for _ in range(len(self._layers)):
-            ours = [run.advance() for run in self._small]
-            theirs = [run.advance() for run in self._dense]
-            paths = {None if own is None else own.path for own in ours}
-            layer = self._layers.get(paths.pop() or "") if len(paths) == 1 else None
-            if layer is None or any(own is None or own.path != layer.target for own in theirs):
-                raise OutOfStepError("batches take different ways")
-            here, there = (
-                [own.passed for own in runs if own is not None] for runs in (ours, theirs)
-            )
-            if sum(_num_bytes(own.given) for own in here) > MOST_BYTES:
-                raise OutOfStepError("activations are too large")
-            yield Stop(layer, tuple(zip(here, there, strict=True)))
-        if any(run.advance() is not None for run in (*self._small, *self._dense)):
+            seen = [(ours.advance(), theirs.advance()) for ours, theirs in self._under_way]
+            layer = self._layer_of(seen)
+            passed = [self._at(layer, both) for both in seen]
+            room = self._room(passed[0])
+            for _, run in zip(passed[room:], self._under_way[room:], strict=True):
+                _stop(run)
+            del passed[room:], self._under_way[room:]
+            for batch in self._batches[len(passed) : room]:
+                self._under_way.append(runs := self._set_out(batch))
+                both = runs[0].advance(layer.path), runs[1].advance(layer.target)
+                passed.append(self._at(layer, both))
+            yield Stop(layer, tuple(passed))
+        if any(run.advance() is not None for both in self._under_way for run in both):
             raise OutOfStepError("a layer is called again")
 
     def renew(self) -> None:
         """The layer that was stopped at has other weights now: go on with what it gives."""
-        for run in self._small:
-            run.is_renewed = True
+        for ours, _ in self._under_way:
+            ours.is_renewed = True
 
     def ends(self) -> tuple[Batch, Any, Any]:
         """The first batch, and what the small and the dense network gave for it, once all stops are over."""
-        return self._small[0].batch, self._small[0].output, self._dense[0].output
+        ours, theirs = self._under_way[0]
+        return ours.batch, ours.output, theirs.output
+
+    def stop(self) -> None:
+        """Leave no run waiting."""
+        for run in self._under_way:
+            _stop(run)
+
+    def _layer_of(self, seen: "list[tuple[_At | None, _At | None]]") -> Layer:
+        paths = {None if ours is None else ours.path for ours, _ in seen}
+        layer = self._layers.get(paths.pop() or "") if len(paths) == 1 else None
+        if layer is None:
+            raise OutOfStepError("batches take different ways")
+        return layer
+
+    def _at(self, layer: Layer, both: "tuple[_At | None, _At | None]") -> tuple[Passed, Passed]:
+        ours, theirs = both
+        if ours is None or theirs is None or (ours.path, theirs.path) != (layer.path, layer.target):
+            raise OutOfStepError("batches take different ways")
+        return ours.passed, theirs.passed
+
+    def _room(self, first: tuple[Passed, Passed]) -> int:
+        """How many batches can be under way here, by what the first of them shows."""
+        self._bytes.append(sum(_num_bytes(own) for own in first))
+        room = MOST_BYTES // max(1, *self._bytes)
+        here = len(self._under_way)
+        if (
+            here * max(self._bytes) <= 2 * MOST_BYTES
+        ):  # to let some go and have them begin again costs more
+            room = max(room, here)
+        if room >= len(self._batches):
+            return len(self._batches)
+        samples = len(first[0].given) if isinstance(first[0].given, Tensor) else 1
+        if room * samples < FEWEST_SAMPLES:
+            raise OutOfStepError("activations are too large")
+        return room
 
 
 @contextmanager
@@ -93,7 +144,7 @@ def march(
     batches: Iterable[Batch],
     task: Task,
 ) -> Iterator[March]:
-    """Set out; whatever happens, no run is left waiting.
+    """Get ready; whatever happens, no run is left waiting.
 
     Raises:
         OutOfStepError: there are too many batches, or none.
@@ -104,9 +155,16 @@ def march(
     with ExitStack() as stack:
         stack.enter_context(_watched(small, {layer.path: layer for layer in layers}))
         stack.enter_context(_watched(dense, {layer.target: layer for layer in layers}))
-        runs = {model: [_Run(model, batch, task) for batch in held] for model in (small, dense)}
-        stack.callback(lambda: [run.stop() for own in runs.values() for run in own])
-        yield March(runs[small], runs[dense], layers)
+        going = March(
+            lambda batch: (_Run(small, batch, task), _Run(dense, batch, task)), held, layers
+        )
+        stack.callback(going.stop)
+        yield going
+
+
+def _stop(runs: "tuple[_Run, _Run]") -> None:
+    for run in runs:
+        run.stop()
 
 
 @dataclass(frozen=True)
@@ -124,6 +182,7 @@ class _Run:
         self.is_renewed = False
         self.others: dict[str, Any] = {}
         """What outputs of a layer will be added to, from when it is seen until the layer runs."""
+        self._destination: str | None = None
         self._passed: _At | None = None
         self._error: BaseException | None = None
         self._is_done = self._is_stopped = False
@@ -131,9 +190,9 @@ class _Run:
         self._thread = threading.Thread(target=self._run, args=(model, batch, task), daemon=True)
         self._thread.start()
 
-    def advance(self) -> _At | None:
-        """Let it run to the next layer that is watched, and see what passes there; None at its end."""
-        self._passed = None
+    def advance(self, to: str | None = None) -> _At | None:
+        """Let it run to a layer, the next that is watched unless given, and see what passes; None at its end."""
+        self._passed, self._destination = None, to
         if not self._is_done:
             self._go.release()
             self._back.acquire()
@@ -148,7 +207,9 @@ class _Run:
         self._thread.join()
 
     def arrive(self, passed: _At) -> None:
-        """Called within the thread: wait here."""
+        """Called within the thread: wait here, unless it is on its way further."""
+        if self._destination not in (None, passed.path):
+            return
         self._passed, self.is_renewed = passed, False
         self._back.release()
         self._go.acquire()
@@ -200,6 +261,7 @@ def _watching(path: str) -> Callable[..., Any]:
     def watch(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         if (run := _own_run()) is None:
             return None
+        run.is_renewed = False
         run.arrive(_At(path, Passed(first_of(args, kwargs), output, run.others.pop(path, None))))
         return module.forward(*args, **kwargs) if run.is_renewed else None
 
@@ -211,5 +273,6 @@ def _own_run() -> _Run | None:
     return getattr(_own, "run", None)
 
 
-def _num_bytes(given: Any) -> int:
-    return given.numel() * given.element_size() if isinstance(given, Tensor) else 0
+def _num_bytes(passed: Passed) -> int:
+    tensors = tensors_in((passed.given, passed.made, passed.other))
+    return sum(own.numel() * own.element_size() for own in tensors)

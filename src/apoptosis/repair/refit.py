@@ -19,13 +19,21 @@ numbers, and positions · n² multiplications in float64, for a layer of n input
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from apoptosis.curvature.linear_maps import add_, as_inputs, as_matrix, is_product, pairs
+from apoptosis.curvature.linear_maps import (
+    add_,
+    as_inputs,
+    as_matrix,
+    enough_places,
+    is_product,
+    pairs,
+)
 from apoptosis.errors import ConfigError, DataError, ModelError, NonFiniteError
 from apoptosis.masks import MaskPlan, masks_of
 from apoptosis.progress import track
@@ -35,15 +43,16 @@ from apoptosis.repair.reaching import Passed, quietly, reach, shadow
 from apoptosis.repair.survey import Layer, check_are_modules, check_fits, look_around
 from apoptosis.repair.targets import Target
 from apoptosis.structure import Plan, copy_with
-from apoptosis.task import Batch, Task
+from apoptosis.task import Batch, Task, batch_size
 
 __all__ = ["LayerFit", "Refit", "Refitted"]
 
 SCOPES = ("every", "consumers")
 SAME = 1e-3
 """How far two runs may end from each other, relative: kernels of a GPU may differ so; mixed batches end elsewhere."""
-ENOUGH = 128
-"""Equations for each unknown: more would change a fit by less than a hundredth of what it misses."""
+ENOUGH, FEWEST_PLACES = 128, 8
+"""Equations for each unknown of an output, and places of each sample: more change a fit by less than it misses by far.
+All samples count where there is room for them: places of one say much the same."""
 Stages: TypeAlias = list[tuple[Layer, ...]]
 Both: TypeAlias = tuple[Passed, Passed]
 """What passes a layer of the small network, and of the dense one."""
@@ -168,7 +177,8 @@ class Refit:
         with march(networks.dense, networks.mended, layers, batches, networks.task) as going:
             for stop in track(going.stops(), "refitting layers", len(layers)):
                 seen = [{stop.layer.path: both} for both in stop.batches]
-                if fits := self._fit_(networks, (stop.layer,), lambda seen=seen: seen):
+                num = sum(batch_size(ours.given) for ours, _ in stop.batches)
+                if fits := self._fit_(networks, (stop.layer,), lambda seen=seen: seen, num):
                     found += fits
                     going.renew()
             ends = going.ends()
@@ -185,10 +195,14 @@ class Refit:
         return found
 
     def _fit_(
-        self, networks: "_Networks", stage: tuple[Layer, ...], reading: Reading
+        self,
+        networks: "_Networks",
+        stage: tuple[Layer, ...],
+        reading: Reading,
+        num_samples: int | None = None,
     ) -> list[LayerFit]:
         """Solve for the layers of a stage, and change them."""
-        fits = networks.gathered(stage, reading())
+        fits = networks.gathered(stage, reading(), num_samples)
         self._solve(networks, fits.values())
         for _ in range(self.rounds):
             again = {path: fit for path, fit in fits.items() if fit.target.outlet.rectified}
@@ -214,38 +228,33 @@ class Refit:
 class _Fit:
     """A layer on its way to new weights: sums, the change of z that they ask for, and with which penalty."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, num_samples: int | None) -> None:
+        """`num_samples`: how many will come, where that is known."""
         self.target = target
+        self._most_places = self._places_of_each(num_samples) if num_samples else None
         self.sums = NormalEquations()
         self.change: Tensor | None = None
         self.ridge: float | None = None
         self._before = self._wanted = 0.0
-        self._num_samples = self._num_rows = 0
+        self._num_samples = 0
 
     def begin_again(self) -> None:
         """The same data come once more."""
         self.sums.begin_again()
-        self._num_samples = self._num_rows = 0
+        self._num_samples = 0
 
     def add(self, ours: Passed, theirs: Passed) -> None:
         """What a batch shows; the first time to come as near as can be, then as far as it is seen."""
-        if self._num_rows >= ENOUGH * self.num_inputs:
-            return
         module, views = self.target.module, self.target.views(ours, theirs)
         given = as_inputs(module, ours.given)
         for half, rows in self._halves(len(ours.given), len(given)):
             some = (own[rows] for own in (given, *views))
-            for inputs, *own in pairs(module, *some, generator=self.sums.generator):
+            for inputs, *own in pairs(
+                module, *some, generator=self.sums.generator, most=self._most_places
+            ):
                 self._add(half, inputs, *self.target.sums(*own))
 
-    @property
-    def num_inputs(self) -> int:
-        """Unknowns of one output."""
-        module: Any = self.target.module
-        return as_matrix(module, module.weight).shape[2] + (module.bias is not None)
-
     def _add(self, half: int, inputs: Tensor, now: Tensor, wanted: Tensor) -> None:
-        self._num_rows += inputs.shape[2]
         if self.change is None:
             self.sums.add(inputs, wanted - now, half)
             self._before += _squares(self.target.as_far_as_seen(wanted, now) - now)
@@ -254,13 +263,23 @@ class _Fit:
             there = now + self.change @ inputs
             self.sums.add(inputs, self.target.as_far_as_seen(wanted, there) - now, half)
 
+    def _places_of_each(self, num_samples: int) -> int:
+        """Of each sample, so that there are equations enough for each unknown of an output."""
+        module: Any = self.target.module
+        wanted = ENOUGH * (as_matrix(module, module.weight).shape[2] + 1) / num_samples
+        return max(FEWEST_PLACES, min(ceil(wanted), enough_places(module)))
+
     def _halves(self, num_samples: int, num_rows: int) -> Iterator[tuple[int, Tensor]]:
         """Rows of every second sample, however data are cut into batches; a sample may be several rows."""
         each = max(1, num_rows // max(1, num_samples))
         owners = torch.arange(num_rows) // each + self._num_samples
         self._num_samples += -(-num_rows // each)
-        halves = ((half, (owners % 2 == half).nonzero()[:, 0]) for half in (0, 1))
-        yield from ((half, rows) for half, rows in halves if len(rows))
+        step = 1 if self._most_places is None else max(1, each // self._most_places)
+        counted = torch.arange(num_rows) % step == 0
+        for half in (0, 1):
+            rows = ((owners % 2 == half) & counted).nonzero()[:, 0]
+            if len(rows):
+                yield half, rows
 
     def solve(self, ridge: float | None, kept: Tensor | None) -> None:
         """Set the change."""
@@ -303,9 +322,12 @@ class _Networks:
             ours = reach(self.mended, here, batch, self.task)
             yield {path: (ours[path], theirs[path]) for path in ours if path in theirs}
 
-    def gathered(self, stage: tuple[Layer, ...], reading: Iterable[Seen]) -> dict[str, _Fit]:
+    def gathered(
+        self, stage: tuple[Layer, ...], reading: Iterable[Seen], num_samples: int | None
+    ) -> dict[str, _Fit]:
         """What data show of layers that need fitting and can be fitted; why others cannot is noted."""
-        fits = {own.path: _Fit(Target.of(own, self.dense, self.mended)) for own in stage}
+        targets = [Target.of(own, self.dense, self.mended) for own in stage]
+        fits = {own.layer.path: _Fit(own, num_samples) for own in targets}
         for path, both in _each(reading, fits):
             if both[0].made.numel() and not self._is_to_be_fitted(fits[path], *both):
                 del fits[path]
