@@ -209,7 +209,7 @@ def test_runs_that_become_too_large_are_let_go(monkeypatch):
     plan = trace(model, batches[0][:1]).plan({"0": range(4)})
     small, before = cut(model, plan), threading.active_count()
     monkeypatch.setattr(lockstep, "FEWEST_SAMPLES", 6)
-    monkeypatch.setattr(lockstep, "MOST_BYTES", 5 * 6 * 24 * 49 * 8)
+    monkeypatch.setattr(lockstep, "MOST_BYTES", 300 * 6 * 49 * 8)  # 256 after growing
     monkeypatch.setattr(Refit, "_by_stages", lambda *_: pytest.fail("went the slow way"))
     found = Refit(ridge=1e-6)(model, small, plan, batches, TASK)
     assert threading.active_count() == before
