@@ -10,7 +10,8 @@ system for each group of channels. Cost: n² numbers twice, and n³/3 multiplica
 
 How much penalty the data ask for, the data tell: sums of two halves of the samples are kept apart, and what is found on
 either is held against the other (`best_ridge`). Where equations are few, as for the head of a network on some hundred
-images, the least penalty would fit these images alone.
+images, the least penalty would fit these images alone; and positions may be many and say much the same, as tokens of
+one image do.
 """
 
 import torch
@@ -22,8 +23,6 @@ __all__ = ["NormalEquations"]
 
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, float("inf"))
 """From hardly any penalty to leaving the layer as it is."""
-PLENTY = 64
-"""With so many positions for each input the least penalty is taken unasked: it makes no difference."""
 
 
 class NormalEquations:
@@ -59,7 +58,7 @@ class NormalEquations:
     def best_ridge(self, *, has_bias: bool) -> float:
         """Which of `RIDGES` leaves least of either half, when it is solved on the other."""
         first, second = self._sums()
-        if first.is_empty or second.is_empty or self.count >= PLENTY * first.gram.shape[-1]:
+        if first.is_empty or second.is_empty:
             return RIDGES[0]
         missed = {
             ridge: second.left(first.solved(ridge, has_bias=has_bias))
