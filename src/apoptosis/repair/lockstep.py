@@ -33,8 +33,8 @@ from apoptosis.task import Batch, Task, tensors_in
 __all__ = ["March", "OutOfStepError", "Stop", "march"]
 
 MOST_BATCHES = 128
-MOST_BYTES = 2**32
-"""Of what passes a layer in both networks, of all batches under way: about as much again is alive elsewhere."""
+MOST_BYTES = 2**31
+"""Of what passes a layer in both networks, of all batches under way: two or three times as much is alive in all."""
 FEWEST_SAMPLES = 64
 """With room for fewer a layer is better fitted on all data, one batch after the other."""
 LOOKING_BACK = 4
