@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from apoptosis.repair import Refit, lockstep
 from apoptosis.structure import Plan, cut, trace
-from oracles.building import built
+from oracles.building import Net, built
 
 CLOSE = {"rtol": 1e-7, "atol": 1e-9}
 
@@ -196,3 +196,26 @@ def test_norms_that_were_measured_anew_before_are_taken_as_they_are_now():
         wanted = (model[:2](x) - model[0](x) - (norm.bias - a * norm.running_mean)) / a
         want = torch.linalg.lstsq(hidden, wanted).solution.T
     torch.testing.assert_close(found[1].down.weight, want, **CLOSE)
+
+
+class Pair(nn.Module):
+    """Two tensors in one argument; the first is what the branch is added to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(5, 9), nn.Linear(9, 5)
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        return self.down(torch.tanh(self.up(pair[1]))) + pair[0]
+
+
+def test_the_other_term_may_come_within_a_tuple():
+    model = built(
+        lambda: Net(lambda m, x: m.head(m.pair((1.5 * x, x))), pair=Pair(), head=nn.Linear(5, 3))
+    )
+    x = data()
+    plan, small = halved(model, x, "pair.up")
+    found = Refit(ridge=0.0)(model, small, plan, batches(x))
+    with torch.no_grad():
+        before, after = ((m(x) - model(x)).square().sum() for m in (small, found))
+    assert after < 0.5 * before

@@ -352,6 +352,10 @@ def _each(reading: Iterable[Seen], fits: Mapping[str, _Fit]) -> Iterator[tuple[s
 def _why_not(target: Target, ours: Passed, theirs: Passed, *, is_first: bool) -> str | None:
     """Why what passed cannot be fitted."""
     module, made = target.module, ours.made
+    if target.outlet.other is not None and not all(
+        isinstance(own.other, Tensor) for own in (ours, theirs)
+    ):
+        return "what it is added to did not pass where it was to be seen"
     if is_first and made.isfinite().all() and not is_product(module, ours.given, made):
         return f"what {type(module).__name__} gives is not its weight times what it reads"
     found, *others = (tuple(own.shape) for own in target.views(ours, theirs))

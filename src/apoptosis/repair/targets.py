@@ -47,7 +47,8 @@ class Target:
             theirs = tuple(
                 _left(layer, own[None, :, None])[0, :, 0] for own in outlet.affine(dense, num)
             )
-        a, c, a_dense, c_dense = (own.view(groups, -1, 1) for own in (*ours, *theirs))
+        device = module.weight.device
+        a, c, a_dense, c_dense = (own.to(device).view(groups, -1, 1) for own in (*ours, *theirs))
         return Target(layer, module, outlet, (a, c), (a_dense, c_dense))
 
     def watched(self, model: nn.Module, path: str) -> Watched:
