@@ -219,3 +219,33 @@ def test_the_other_term_may_come_within_a_tuple():
     with torch.no_grad():
         before, after = ((m(x) - model(x)).square().sum() for m in (small, found))
     assert after < 0.5 * before
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_of_two_sides_that_read_the_same_the_second_sees_the_first_fitted(order):
+    """Whichever is called first is fitted to its own outputs, the other to what the sum then lacks."""
+    model = built(
+        lambda: Net(
+            lambda m, x: m.head(_side_by_side(m, torch.tanh(m.stem(x)), order)),
+            stem=nn.Linear(5, 12),
+            a=nn.Linear(12, 6, bias=False),
+            b=nn.Linear(12, 6, bias=False),
+            head=nn.Linear(6, 3),
+        )
+    )
+    x = data()
+    plan, small = halved(model, x, "stem")
+    found = Refit(ridge=0.0)(model, small, plan, batches(x))
+    first, second = order
+    with torch.no_grad():
+        there, here = torch.tanh(model.stem(x)), torch.tanh(small.stem(x))
+        want = torch.linalg.lstsq(here, getattr(model, first)(there)).solution.T
+        torch.testing.assert_close(getattr(found, first).weight, want, **CLOSE)
+        lacks = model.a(there) + model.b(there) - here @ want.T
+        want = torch.linalg.lstsq(here, lacks).solution.T
+        torch.testing.assert_close(getattr(found, second).weight, want, **CLOSE)
+
+
+def _side_by_side(m: nn.Module, x: Tensor, order: str) -> Tensor:
+    first, second = (getattr(m, name)(x) for name in order)
+    return first + second
