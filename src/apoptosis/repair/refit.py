@@ -19,13 +19,21 @@ numbers, and positions · n² multiplications in float64, for a layer of n input
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from operator import length_hint
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from apoptosis.curvature.linear_maps import add_, as_inputs, as_matrix, is_product, pairs
+from apoptosis.curvature.linear_maps import (
+    add_,
+    as_inputs,
+    as_matrix,
+    enough_places,
+    is_product,
+    pairs,
+)
 from apoptosis.errors import ConfigError, DataError, ModelError, NonFiniteError
 from apoptosis.masks import MaskPlan, masks_of
 from apoptosis.progress import track
@@ -49,7 +57,6 @@ Both: TypeAlias = tuple[Passed, Passed]
 """What passes a layer of the small network, and of the dense one."""
 Seen: TypeAlias = Mapping[str, Both]
 """What a batch shows of layers, by path."""
-Reading: TypeAlias = Callable[[], Iterable[Seen]]
 
 
 @dataclass(frozen=True)
@@ -168,7 +175,10 @@ class Refit:
         with march(networks.dense, networks.mended, layers, batches, networks.task) as going:
             for stop in track(going.stops(), "refitting layers", len(layers)):
                 seen = [{stop.layer.path: both} for both in stop.batches]
-                if fits := self._fit_(networks, (stop.layer,), lambda seen=seen: seen):
+                sizes = [own.made.numel() for own, _ in stop.batches if own.made.numel()]
+                num = sum(sizes) / sizes[0] if sizes else None
+                reading = _Reading(lambda seen=seen: seen, num, alike=True)
+                if fits := self._fit_(networks, (stop.layer,), reading):
                     found += fits
                     going.renew()
             ends = going.ends()
@@ -180,23 +190,25 @@ class Refit:
     ) -> list[LayerFit]:
         """A pass for each stage, and for each round, up to its layers: bounded memory, whatever the data."""
         found: list[LayerFit] = []
+        num = length_hint(batches) or None
         for stage in track(stages, "refitting layers"):
-            found += self._fit_(networks, stage, partial(networks.passing, stage, batches))
+            reading = _Reading(partial(networks.passing, stage, batches), num, alike=False)
+            found += self._fit_(networks, stage, reading)
         return found
 
     def _fit_(
-        self, networks: "_Networks", stage: tuple[Layer, ...], reading: Reading
+        self, networks: "_Networks", stage: tuple[Layer, ...], reading: "_Reading"
     ) -> list[LayerFit]:
         """Solve for the layers of a stage, and change them."""
-        fits = networks.gathered(stage, reading())
+        fits = networks.gathered(stage, reading)
         self._solve(networks, fits.values())
         for _ in range(self.rounds):
             again = {path: fit for path, fit in fits.items() if fit.target.outlet.rectified}
             if not again:
                 break
             for fit in again.values():
-                fit.begin_again()
-            for path, both in _each(reading(), again):
+                fit.begin_again(alike=reading.alike)
+            for path, both in _each(reading.seen(), again):
                 again[path].add(*both)
             self._solve(networks, again.values())
         return [fit.apply_() for fit in fits.values()]
@@ -211,29 +223,43 @@ class Refit:
         return tuple(own if self.rounds else (layer.without_relu() for layer in own))
 
 
+@dataclass(frozen=True)
+class _Reading:
+    """Data to be read again and again: how often as much as the first batch, if that is known.
+
+    `alike` if they come the same each time. Those of a caller may not: a loader may shuffle, and augment.
+    """
+
+    seen: Callable[[], Iterable[Seen]]
+    num_batches: float | None
+    alike: bool
+
+
 class _Fit:
     """A layer on its way to new weights: sums, the change of z that they ask for, and with which penalty."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, num_batches: float | None) -> None:
         self.target = target
+        self._num_batches = num_batches
+        self._share: float | None = None
         self.sums = NormalEquations()
         self.change: Tensor | None = None
         self.ridge: float | None = None
         self._before = self._wanted = 0.0
         self._num_samples = self._num_rows = 0
 
-    def begin_again(self) -> None:
-        """The same data come once more."""
-        self.sums.begin_again()
+    def begin_again(self, *, alike: bool) -> None:
+        """Data come once more, the same in the same order if `alike`."""
+        self.sums.begin_again(alike=alike)
         self._num_samples = self._num_rows = 0
 
     def add(self, ours: Passed, theirs: Passed) -> None:
         """What a batch shows; the first time to come as near as can be, then as far as it is seen."""
-        if self._num_rows >= ENOUGH * self.num_inputs:
-            return
         module, views = self.target.module, self.target.views(ours, theirs)
         given = as_inputs(module, ours.given)
-        for half, rows in self._halves(len(ours.given), len(given)):
+        if self._share is None:
+            self._share = self._enough_of(views[0])
+        for half, rows in self._halves(len(ours.given), len(given), self._share):
             some = (own[rows] for own in (given, *views))
             for inputs, *own in pairs(module, *some, generator=self.sums.generator):
                 self._add(half, inputs, *self.target.sums(*own))
@@ -244,8 +270,14 @@ class _Fit:
         module: Any = self.target.module
         return as_matrix(module, module.weight).shape[2] + (module.bias is not None)
 
+    def _enough_of(self, made: Tensor) -> float:
+        """Which share of all rows is enough, given the first batch: of each some, for data may be sorted."""
+        if self._num_batches is None:
+            return 1.0
+        places = min(made.shape[2], enough_places(self.target.module))
+        return min(1.0, ENOUGH * self.num_inputs / (len(made) * places * self._num_batches))
+
     def _add(self, half: int, inputs: Tensor, now: Tensor, wanted: Tensor) -> None:
-        self._num_rows += inputs.shape[2]
         if self.change is None:
             self.sums.add(inputs, wanted - now, half)
             self._before += _squares(self.target.as_far_as_seen(wanted, now) - now)
@@ -254,12 +286,22 @@ class _Fit:
             there = now + self.change @ inputs
             self.sums.add(inputs, self.target.as_far_as_seen(wanted, there) - now, half)
 
-    def _halves(self, num_samples: int, num_rows: int) -> Iterator[tuple[int, Tensor]]:
-        """Rows of every second sample, however data are cut into batches; a sample may be several rows."""
+    def _halves(
+        self, num_samples: int, num_rows: int, share: float
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Rows of every second sample, however data are cut into batches; a sample may be several rows.
+
+        Of all rows a `share` is taken, evenly.
+        """
         each = max(1, num_rows // max(1, num_samples))
         owners = torch.arange(num_rows) // each + self._num_samples
         self._num_samples += -(-num_rows // each)
-        halves = ((half, (owners % 2 == half).nonzero()[:, 0]) for half in (0, 1))
+        steps = (
+            share * torch.arange(self._num_rows, self._num_rows + num_rows + 1).double()
+        ).floor()
+        taken = steps.diff().nonzero()[:, 0]
+        self._num_rows += num_rows
+        halves = ((half, taken[owners[taken] % 2 == half]) for half in (0, 1))
         yield from ((half, rows) for half, rows in halves if len(rows))
 
     def solve(self, ridge: float | None, kept: Tensor | None) -> None:
@@ -303,10 +345,11 @@ class _Networks:
             ours = reach(self.mended, here, batch, self.task)
             yield {path: (ours[path], theirs[path]) for path in ours if path in theirs}
 
-    def gathered(self, stage: tuple[Layer, ...], reading: Iterable[Seen]) -> dict[str, _Fit]:
+    def gathered(self, stage: tuple[Layer, ...], reading: _Reading) -> dict[str, _Fit]:
         """What data show of layers that need fitting and can be fitted; why others cannot is noted."""
-        fits = {own.path: _Fit(Target.of(own, self.dense, self.mended)) for own in stage}
-        for path, both in _each(reading, fits):
+        targets = [Target.of(own, self.dense, self.mended) for own in stage]
+        fits = {own.layer.path: _Fit(own, reading.num_batches) for own in targets}
+        for path, both in _each(reading.seen(), fits):
             if both[0].made.numel() and not self._is_to_be_fitted(fits[path], *both):
                 del fits[path]
             elif both[0].made.numel():
