@@ -94,7 +94,7 @@ class Outlet:
     most: float | None = None
 
     def affine(self, model: nn.Module, num: int) -> tuple[Tensor, Tensor]:
-        """a and c, (outputs,) each in float64, with the numbers that `model` holds now, where it holds the last of them."""
+        """a and c, (outputs,) each in float64, with the numbers that `model` holds now and where it holds them."""
         tensors = model_tensors(model) if self.maps else {}
         a = torch.ones(num, dtype=torch.float64)
         c = torch.zeros_like(a)
