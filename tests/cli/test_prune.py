@@ -309,6 +309,17 @@ def test_a_dry_run_scores_and_writes_nothing(own, tmp_path, monkeypatch):
     assert data["asked"] == {"flops": 0.5}
     assert data["lowest"]["units"] == pytest.approx(2 / 28)
     assert data["groups"] == {"0": 16, "3": 12}
+    gathered = (
+        "--keep-flops",
+        "0.5",
+        "--dry-run",
+        "--json",
+        "--aggregation",
+        "paper",
+        "--out",
+        out,
+    )
+    assert json.loads(done(prune(own, *gathered)))["criterion"] == "oba"
     free = ("--keep-flops", "0.5", "--dry-run", "--criterion", "magnitude")
     assert "reads no data" in done(prune(own, *free, "--out", out))
     assert not out.exists()

@@ -187,3 +187,34 @@ def test_places_that_are_drawn_stand_for_all():
     x = torch.ones(4, 2, 12, 12, dtype=torch.float64)
     found = layer_moments(model, [x[:3], x[3:]], TASK, ["0"]).layers["0"].inputs
     torch.testing.assert_close(found, torch.full((1, 19, 19), 100.0, dtype=torch.float64))
+
+
+def test_empty_batches_count_nothing():
+    model, (x, y) = small_net(), data()
+    found = layer_moments(model, [(x, y), (x[:0], y[:0])], TASK, ["5"])
+    assert found.count == 6
+    torch.testing.assert_close(
+        found.layers["5"].gates, layer_moments(model, [(x, y)], TASK, ["5"]).layers["5"].gates
+    )
+
+
+def test_data_stay_as_they_are_where_forward_writes_to_them():
+    class Doubling(nn.Module):
+        def forward(self, x):
+            return x.mul_(2)
+
+    x, y = data()
+    before = x.clone()
+    layer_moments(nn.Sequential(Doubling(), small_net()), [(x, y)], TASK, ["1.5"])
+    assert torch.equal(x, before)
+
+
+def test_gates_of_networks_in_16_bits_do_not_vanish():
+    """Products of 1e-4 and 1e-4 are zero in float16."""
+    model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 3, bias=False))
+    with torch.no_grad():
+        model[0].weight.fill_(1e-4)
+        model[1].weight.copy_(1e-4 * torch.eye(3, 4) + 1e-4)
+    batch = (torch.ones(2, 3).half(), torch.tensor([0, 1]))
+    found = layer_moments(model.half(), [batch], TASK, ["1"])
+    assert (found.layers["1"].gates.diagonal()[:3] > 0).all()

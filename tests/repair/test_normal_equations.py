@@ -150,7 +150,7 @@ def test_one_sample_alone_has_no_other_half_to_ask():
 def test_beginning_again_keeps_what_went_in_and_forgets_what_was_missing():
     x, r = drawn()
     sums = halves_of(x, r)
-    sums.begin_again()
+    sums.begin_again(alike=True)
     for half, parts in enumerate(zip(x.chunk(2, 2), (2 * r).chunk(2, 2), strict=True)):
         sums.add(*parts, half=half)
     assert sums.count == POSITIONS

@@ -730,3 +730,42 @@ def test_transformers_layers_with_turned_weights_are_fitted():
 
 def test_kept_masks_are_none_where_nothing_is_masked():
     assert _kept(built(lambda: nn.Linear(4, 3)), "") is None
+
+
+def test_batches_may_come_in_another_order_each_time(monkeypatch):
+    """As loaders shuffle: sums of one round are not solved with those of another, of other places."""
+    model = built(
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 16, 3, padding=1), nn.Tanh(), nn.Conv2d(16, 4, 3, padding=1), nn.ReLU()
+        )
+    )
+    x = normal(30, 2, 12, 12).cumsum(2).cumsum(3) / 12
+    plan, small = halved(model, x, "0")
+    monkeypatch.setattr("apoptosis.curvature.linear_maps.FEWEST_PLACES", 16)
+    monkeypatch.setattr("apoptosis.curvature.linear_maps.PLACES_PER_INPUT", 0.0)
+
+    def missed(*, shuffle: bool) -> float:
+        torch.manual_seed(1)
+        data = TensorDataset(x, torch.zeros(len(x)))
+        found = Refit(ridge=1e-4)(model, small, plan, DataLoader(data, 5, shuffle=shuffle))
+        with torch.no_grad():
+            return float((found(x) - model(x)).square().sum())
+
+    assert missed(shuffle=True) < 1.2 * missed(shuffle=False)
+
+
+def test_of_more_equations_than_are_needed_some_of_every_batch_are_taken(monkeypatch):
+    """Data may be sorted: what is seen first is not what there is."""
+    model = built(lambda: nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3)))
+    x = normal(60, 40, 6)  # tokens: of each sample some
+    x[:30, :, :3] *= 0.01
+    x[30:, :, 3:] *= 0.01
+    plan, small = halved(model, x, "0")
+
+    def missed(enough: int) -> float:
+        monkeypatch.setattr("apoptosis.repair.refit.ENOUGH", enough)
+        found = Refit(ridge=1e-4)(model, small, plan, unlabelled(x, *[5] * 12))
+        with torch.no_grad():
+            return float((found(x) - model(x)).square().sum())
+
+    assert missed(10**6) < missed(20) < 1.2 * missed(10**6)

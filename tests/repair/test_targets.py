@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from apoptosis.repair import Refit, lockstep
 from apoptosis.structure import Plan, cut, trace
-from oracles.building import built
+from oracles.building import Net, built
 
 CLOSE = {"rtol": 1e-7, "atol": 1e-9}
 
@@ -152,14 +152,15 @@ def test_a_relu_with_an_upper_end_hides_what_is_above_it():
     assert missed(4) < missed(0)
 
 
-def test_outputs_that_a_norm_has_silenced_change_nothing():
-    """a = 0: no weight of the row can make a difference, and none is made infinite."""
+@pytest.mark.parametrize("factor", [0.0, 1e-39, 1e-9])
+def test_outputs_that_a_norm_has_silenced_change_nothing(factor):
+    """a ≈ 0, as weight decay leaves it: the sum's error is not mended by weights without bounds."""
     model, x = stream(rectified=True), data()
     with torch.no_grad():
-        model[1].norm.weight[2] = 0
-    plan, small = halved(model, x, "1.up")
+        model[2].norm.weight[2] = factor
+    plan, small = halved(model, x, "1.up", "2.up")
     found = Refit()(model, small, plan, batches(x))
-    torch.testing.assert_close(found[1].down.weight[2], small[1].down.weight[2], rtol=0, atol=0)
+    torch.testing.assert_close(found[2].down.weight[2], small[2].down.weight[2], rtol=0, atol=0)
     assert all(p.isfinite().all() for p in found.parameters())
 
 
@@ -196,3 +197,56 @@ def test_norms_that_were_measured_anew_before_are_taken_as_they_are_now():
         wanted = (model[:2](x) - model[0](x) - (norm.bias - a * norm.running_mean)) / a
         want = torch.linalg.lstsq(hidden, wanted).solution.T
     torch.testing.assert_close(found[1].down.weight, want, **CLOSE)
+
+
+class Pair(nn.Module):
+    """Two tensors in one argument; the first is what the branch is added to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(5, 9), nn.Linear(9, 5)
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        return self.down(torch.tanh(self.up(pair[1]))) + pair[0]
+
+
+def test_the_other_term_may_come_within_a_tuple():
+    model = built(
+        lambda: Net(lambda m, x: m.head(m.pair((1.5 * x, x))), pair=Pair(), head=nn.Linear(5, 3))
+    )
+    x = data()
+    plan, small = halved(model, x, "pair.up")
+    found = Refit(ridge=0.0)(model, small, plan, batches(x))
+    with torch.no_grad():
+        before, after = ((m(x) - model(x)).square().sum() for m in (small, found))
+    assert after < 0.5 * before
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_of_two_sides_that_read_the_same_the_second_sees_the_first_fitted(order):
+    """Whichever is called first is fitted to its own outputs, the other to what the sum then lacks."""
+    model = built(
+        lambda: Net(
+            lambda m, x: m.head(_side_by_side(m, torch.tanh(m.stem(x)), order)),
+            stem=nn.Linear(5, 12),
+            a=nn.Linear(12, 6, bias=False),
+            b=nn.Linear(12, 6, bias=False),
+            head=nn.Linear(6, 3),
+        )
+    )
+    x = data()
+    plan, small = halved(model, x, "stem")
+    found = Refit(ridge=0.0)(model, small, plan, batches(x))
+    first, second = order
+    with torch.no_grad():
+        there, here = torch.tanh(model.stem(x)), torch.tanh(small.stem(x))
+        want = torch.linalg.lstsq(here, getattr(model, first)(there)).solution.T
+        torch.testing.assert_close(getattr(found, first).weight, want, **CLOSE)
+        lacks = model.a(there) + model.b(there) - here @ want.T
+        want = torch.linalg.lstsq(here, lacks).solution.T
+        torch.testing.assert_close(getattr(found, second).weight, want, **CLOSE)
+
+
+def _side_by_side(m: nn.Module, x: Tensor, order: str) -> Tensor:
+    first, second = (getattr(m, name)(x) for name in order)
+    return first + second

@@ -86,6 +86,7 @@ ENDS = {
     "a clamp elsewhere": lambda m, x: F.hardtanh(branch(m, x), -1.0, 1.0),
     "a factor for each place": lambda m, x: F.relu(branch(m, x) * m.fixed),
     "written to by a view": lambda m, x: F.relu(_first_zeroed(branch(m, x))),
+    "the other term is written to by a view": lambda m, x: branch(m, x) + _first_zeroed(x),
 }
 
 
@@ -102,6 +103,30 @@ def _first_zeroed(y: Tensor) -> Tensor:
 def test_what_is_not_such_a_road_is_none(end):
     model = block(ENDS[end])
     assert find_outlets(model, (image(),), {}, {"last": 1}) == {}
+
+
+def test_what_is_written_to_after_the_layer_ran_is_not_seen_in_time():
+    """The block's input is what is added, but not yet what it will be."""
+
+    def inner(m: Any, x: Tensor) -> Tensor:
+        return branch(m, x) + m.rectify(x)
+
+    def net() -> nn.Module:
+        parts = {"first": nn.Conv2d(3, 4, 1), "last": nn.Conv2d(4, 3, 3, padding=1)}
+        return Net(
+            lambda m, x: m.block(m.stem(x)),
+            stem=nn.Conv2d(3, 3, 1),
+            block=Net(inner, **parts, rectify=nn.ReLU(inplace=True)),
+        )
+
+    assert find_outlets(built(net), (image(),), {}, {"block.last": 1}) == {}
+
+
+def test_factors_may_be_tensors_that_are_no_parameters():
+    model = block(lambda m, x: F.relu(branch(m, x) * m.plain))
+    model.plain = torch.randn(3, 1, 1, dtype=torch.float64)
+    found = find_outlets(model, (image(),), {}, {"last": 1})["last"]
+    torch.testing.assert_close(found.affine(model, 3)[0], model.plain.flatten())
 
 
 def test_a_norm_that_measures_is_none():

@@ -120,7 +120,12 @@ class DryRun:
         structure, batches = subject.structure, subject.data.scoring
         groups = selection.groups(structure)
         name = options.asked_criterion or choose_criterion(
-            subject.model, structure, budget, selection, subject.data.task or Task.classification()
+            subject.model,
+            structure,
+            budget,
+            selection,
+            subject.data.task or Task.classification(),
+            aggregation=options.aggregation,
         )
         how, steps, repair = settled(name, options.asked_steps, options.repair)
         return DryRun(

@@ -90,7 +90,9 @@ def obs_units(  # noqa: PLR0913 - what every criterion takes, and a word on each
         if sites and all(site.module in found.layers for site in sites):
             own = [reader for site in sites for reader in prepared.readers(site)]
             refitted = eliminate(own, group.size).scores()
-            values[group.name] = (refitted * sum(prepared.gates(site) for site in sites)).sqrt()
+            alone = torch.stack([prepared.gates(site) for site in sites]).sum(0)
+            # of units that cost nothing either may come out below zero, by rounding
+            values[group.name] = (refitted.clamp_min(0) * alone.clamp_min(0)).sqrt()
     return UnitScores(
         values,
         "obs",

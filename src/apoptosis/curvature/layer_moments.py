@@ -92,13 +92,14 @@ def layer_moments(  # noqa: PLR0913 - whose, on what, and three words on how
     with contained(model), buffers_restored(model):
         for batch in track(batches, "moments of layers"):
             for piece in pieces(batch, task, micro_batch):
+                if not (size := batch_size(piece)):
+                    continue
                 check_devices(piece, devices)
                 piece = constant(piece)  # noqa: PLW2901 - the same, out of others' reach
                 with watched(model, places) as seen:
                     args, kwargs = task.inputs(piece)
                     outputs = task.outputs(model(*args, **kwargs))
                 is_labelled = total.add(task, outputs.detach(), piece, factors)
-                size = batch_size(piece)
                 cotangents = factors.of(outputs.detach(), piece, size, labelled=is_labelled)
                 for number, cotangent in enumerate(cotangents):
                     passed = gradients_at(seen, outputs, cotangent, again=True)
@@ -106,7 +107,7 @@ def layer_moments(  # noqa: PLR0913 - whose, on what, and three words on how
                         given, pull = passed[Place(path, 0, "input")]
                         _, slope = passed[Place(path, 0, "output")]
                         if slope is not None and pull is not None:
-                            own.add_slopes(given * pull, slope, size)
+                            own.add_slopes(_wide(given) * _wide(pull), slope, size)
                             if number == 0:
                                 own.add_inputs(given, slope)
     if not total.samples:
@@ -187,6 +188,11 @@ class _Sums:
     def is_empty(self) -> bool:
         """Whether nothing was added."""
         return self._inputs.is_empty
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """In 32 bits at least: in 16 a product of what is small is zero."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _by_sample(module: Any, pulls: Tensor, num: int) -> Tensor:

@@ -208,13 +208,8 @@ def pieces(batch: Batch, task: Task, micro_batch: int | None) -> Iterable[Batch]
 
 
 def constant(batch: Batch) -> Batch:
-    """The batch as data: no graph of its own, and usable where gradients are recorded."""
-
-    def usable(tensor: Tensor) -> Tensor:
-        tensor = tensor.clone() if tensor.is_inference() else tensor
-        return tensor.detach() if tensor.requires_grad else tensor
-
-    return tree_map_only(Tensor, usable, batch)
+    """A copy of the batch as data, without a graph of its own: forward may write to it, and gradients be recorded."""
+    return tree_map_only(Tensor, lambda tensor: tensor.clone().detach(), batch)
 
 
 def check_devices(batch: Batch, devices: set[torch.device]) -> None:

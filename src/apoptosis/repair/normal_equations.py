@@ -43,9 +43,16 @@ class NormalEquations:
         if not self._is_gram_there:
             self.count += inputs.shape[2]
 
-    def begin_again(self) -> None:
-        """Forget what was missing: the same inputs come again, at the same places, and miss something else."""
+    def begin_again(self, *, alike: bool) -> None:
+        """Forget what was missing: inputs come again, and miss something else.
+
+        Where they come `alike`, the same in the same order, A is there already. With others it would belong to other
+        equations than B, and D A = B might have no solution worth the name.
+        """
         self.generator.manual_seed(0)
+        if not alike:
+            self.count, self._halves = 0, (_Sums(), _Sums())
+            return
         self._is_gram_there = True
         for own in self._sums():
             own.cross, own.squares = torch.zeros_like(own.cross), 0.0

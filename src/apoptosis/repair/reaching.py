@@ -97,16 +97,16 @@ def reach(
 
 @contextmanager
 def noting(module: nn.Module, side: str, note: Callable[[Any], object]) -> Iterator[None]:
-    """Have what goes into a module, or comes out of it, noted at every call."""
+    """Have the first tensor that goes into a module, or comes out of it, noted at every call."""
 
-    def before(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        note(first_of(args, kwargs))
+    def before(_: nn.Module, args: Any) -> None:
+        note(next(tensors_in(args), None))
 
     def after(_: nn.Module, _args: Any, output: Any) -> None:
         note(next(tensors_in(output), None))
 
     if side == "input":
-        hook = module.register_forward_pre_hook(before, with_kwargs=True)
+        hook = module.register_forward_pre_hook(before)
     else:
         hook = module.register_forward_hook(after)
     try:

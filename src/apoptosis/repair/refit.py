@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
+from operator import length_hint
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -43,7 +44,7 @@ from apoptosis.repair.reaching import Passed, quietly, reach, shadow
 from apoptosis.repair.survey import Layer, check_are_modules, check_fits, look_around
 from apoptosis.repair.targets import Target
 from apoptosis.structure import Plan, copy_with
-from apoptosis.task import Batch, Task, batch_size
+from apoptosis.task import Batch, Task
 
 __all__ = ["LayerFit", "Refit", "Refitted"]
 
@@ -58,7 +59,6 @@ Both: TypeAlias = tuple[Passed, Passed]
 """What passes a layer of the small network, and of the dense one."""
 Seen: TypeAlias = Mapping[str, Both]
 """What a batch shows of layers, by path."""
-Reading: TypeAlias = Callable[[], Iterable[Seen]]
 
 
 @dataclass(frozen=True)
@@ -177,8 +177,10 @@ class Refit:
         with march(networks.dense, networks.mended, layers, batches, networks.task) as going:
             for stop in track(going.stops(), "refitting layers", len(layers)):
                 seen = [{stop.layer.path: both} for both in stop.batches]
-                num = sum(batch_size(ours.given) for ours, _ in stop.batches)
-                if fits := self._fit_(networks, (stop.layer,), lambda seen=seen: seen, num):
+                sizes = [own.made.numel() for own, _ in stop.batches if own.made.numel()]
+                num = sum(sizes) / sizes[0] if sizes else None
+                reading = _Reading(lambda seen=seen: seen, num, alike=True)
+                if fits := self._fit_(networks, (stop.layer,), reading):
                     found += fits
                     going.renew()
             ends = going.ends()
@@ -190,27 +192,25 @@ class Refit:
     ) -> list[LayerFit]:
         """A pass for each stage, and for each round, up to its layers: bounded memory, whatever the data."""
         found: list[LayerFit] = []
+        num = length_hint(batches) or None
         for stage in track(stages, "refitting layers"):
-            found += self._fit_(networks, stage, partial(networks.passing, stage, batches))
+            reading = _Reading(partial(networks.passing, stage, batches), num, alike=False)
+            found += self._fit_(networks, stage, reading)
         return found
 
     def _fit_(
-        self,
-        networks: "_Networks",
-        stage: tuple[Layer, ...],
-        reading: Reading,
-        num_samples: int | None = None,
+        self, networks: "_Networks", stage: tuple[Layer, ...], reading: "_Reading"
     ) -> list[LayerFit]:
         """Solve for the layers of a stage, and change them."""
-        fits = networks.gathered(stage, reading(), num_samples)
+        fits = networks.gathered(stage, reading)
         self._solve(networks, fits.values())
         for _ in range(self.rounds):
             again = {path: fit for path, fit in fits.items() if fit.target.outlet.rectified}
             if not again:
                 break
             for fit in again.values():
-                fit.begin_again()
-            for path, both in _each(reading(), again):
+                fit.begin_again(alike=reading.alike)
+            for path, both in _each(reading.seen(), again):
                 again[path].add(*both)
             self._solve(networks, again.values())
         return [fit.apply_() for fit in fits.values()]
@@ -225,28 +225,43 @@ class Refit:
         return tuple(own if self.rounds else (layer.without_relu() for layer in own))
 
 
+@dataclass(frozen=True)
+class _Reading:
+    """Data to be read again and again: how often as much as the first batch, if that is known.
+
+    `alike` if they come the same each time. Those of a caller may not: a loader may shuffle, and augment.
+    """
+
+    seen: Callable[[], Iterable[Seen]]
+    num_batches: float | None
+    alike: bool
+
+
 class _Fit:
     """A layer on its way to new weights: sums, the change of z that they ask for, and with which penalty."""
 
-    def __init__(self, target: Target, num_samples: int | None) -> None:
-        """`num_samples`: how many will come, where that is known."""
+    def __init__(self, target: Target, num_batches: float | None) -> None:
+        """`num_batches`: how often as much as the first batch will come, where that is known."""
         self.target = target
-        self._most_places = self._places_of_each(num_samples) if num_samples else None
+        self._num_batches = num_batches
+        self._most_places: int | None = None
         self.sums = NormalEquations()
         self.change: Tensor | None = None
         self.ridge: float | None = None
         self._before = self._wanted = 0.0
         self._num_samples = 0
 
-    def begin_again(self) -> None:
-        """The same data come once more."""
-        self.sums.begin_again()
+    def begin_again(self, *, alike: bool) -> None:
+        """Data come once more, the same in the same order if `alike`."""
+        self.sums.begin_again(alike=alike)
         self._num_samples = 0
 
     def add(self, ours: Passed, theirs: Passed) -> None:
         """What a batch shows; the first time to come as near as can be, then as far as it is seen."""
         module, views = self.target.module, self.target.views(ours, theirs)
         given = as_inputs(module, ours.given)
+        if self._most_places is None and self._num_batches is not None:
+            self._most_places = self._places_of_each(self._num_batches * len(ours.given))
         for half, rows in self._halves(len(ours.given), len(given)):
             some = (own[rows] for own in (given, *views))
             for inputs, *own in pairs(
@@ -263,7 +278,7 @@ class _Fit:
             there = now + self.change @ inputs
             self.sums.add(inputs, self.target.as_far_as_seen(wanted, there) - now, half)
 
-    def _places_of_each(self, num_samples: int) -> int:
+    def _places_of_each(self, num_samples: float) -> int:
         """Of each sample, so that there are equations enough for each unknown of an output."""
         module: Any = self.target.module
         wanted = ENOUGH * (as_matrix(module, module.weight).shape[2] + 1) / num_samples
@@ -322,13 +337,11 @@ class _Networks:
             ours = reach(self.mended, here, batch, self.task)
             yield {path: (ours[path], theirs[path]) for path in ours if path in theirs}
 
-    def gathered(
-        self, stage: tuple[Layer, ...], reading: Iterable[Seen], num_samples: int | None
-    ) -> dict[str, _Fit]:
+    def gathered(self, stage: tuple[Layer, ...], reading: _Reading) -> dict[str, _Fit]:
         """What data show of layers that need fitting and can be fitted; why others cannot is noted."""
         targets = [Target.of(own, self.dense, self.mended) for own in stage]
-        fits = {own.layer.path: _Fit(own, num_samples) for own in targets}
-        for path, both in _each(reading, fits):
+        fits = {own.layer.path: _Fit(own, reading.num_batches) for own in targets}
+        for path, both in _each(reading.seen(), fits):
             if both[0].made.numel() and not self._is_to_be_fitted(fits[path], *both):
                 del fits[path]
             elif both[0].made.numel():
@@ -374,6 +387,10 @@ def _each(reading: Iterable[Seen], fits: Mapping[str, _Fit]) -> Iterator[tuple[s
 def _why_not(target: Target, ours: Passed, theirs: Passed, *, is_first: bool) -> str | None:
     """Why what passed cannot be fitted."""
     module, made = target.module, ours.made
+    if target.outlet.other is not None and not all(
+        isinstance(own.other, Tensor) for own in (ours, theirs)
+    ):
+        return "what it is added to did not pass where it was to be seen"
     if is_first and made.isfinite().all() and not is_product(module, ours.given, made):
         return f"what {type(module).__name__} gives is not its weight times what it reads"
     found, *others = (tuple(own.shape) for own in target.views(ours, theirs))

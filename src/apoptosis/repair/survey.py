@@ -7,7 +7,6 @@ the dense network shows what its outputs should be: rows of the dense layer's th
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -59,7 +58,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Survey:
-    """Stages of layers that read the same tensor, so that none depends on another; and why others are left alone."""
+    """Stages of layers that read the same tensor, so that none depends on another; and why others are left alone.
+
+    A layer that is added to something begins a stage of its own: that may come from one that reads the same.
+    """
 
     stages: tuple[tuple[Layer, ...], ...]
     left_alone: dict[str, str]
@@ -86,9 +88,22 @@ def look_around(
             found.append((place, cuts.layer(path, module, target, attention)))
     outlets = _outlets(small, batch, task, [layer for _, layer in found], there)
     found = [(place, replace(own, outlet=outlets.get(own.path))) for place, own in found]
-    found.sort(key=lambda item: item[0])
-    stages = groupby(found, key=lambda item: item[0])
-    return Survey(tuple(tuple(layer for _, layer in own) for _, own in stages), left_alone)
+    order = {path: number for number, path in enumerate(here)}
+    found.sort(key=lambda item: order[item[1].path])
+    return Survey(tuple(map(tuple, _staged(found))), left_alone)
+
+
+def _staged(found: list[tuple[int, Layer]]) -> list[list[Layer]]:
+    """Layers with the number of the tensor that they read, in the order of their calls."""
+    stages: list[list[Layer]] = []
+    before: int | None = None
+    for place, layer in found:
+        is_added = layer.outlet is not None and layer.outlet.other is not None
+        if place != before or is_added:
+            stages.append([])
+        stages[-1].append(layer)
+        before = place
+    return stages
 
 
 def _outlets(
@@ -225,7 +240,10 @@ def _target(
 
 
 def _calls(model: nn.Module, batch: Batch, task: Task) -> dict[str, list[int]]:
-    """By module: for every call, the number of the tensor it read. Calls that follow each other may read the same."""
+    """By module, in the order of first calls: for every call, the number of the tensor it read.
+
+    Calls that follow each other may read the same.
+    """
     found: dict[str, list[int]] = {}
     last: list[Any] = [None, None, 0]
 

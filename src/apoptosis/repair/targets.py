@@ -24,6 +24,9 @@ from apoptosis.structure import Outlet
 
 __all__ = ["Target"]
 
+SILENT = 1e-6
+"""Of the largest |a|: outputs with less are left as they are, for weights that could make them heard would be huge."""
+
 
 @dataclass(frozen=True, eq=False)
 class Target:
@@ -47,7 +50,8 @@ class Target:
             theirs = tuple(
                 _left(layer, own[None, :, None])[0, :, 0] for own in outlet.affine(dense, num)
             )
-        a, c, a_dense, c_dense = (own.view(groups, -1, 1) for own in (*ours, *theirs))
+        device = module.weight.device
+        a, c, a_dense, c_dense = (own.to(device).view(groups, -1, 1) for own in (*ours, *theirs))
         return Target(layer, module, outlet, (a, c), (a_dense, c_dense))
 
     def watched(self, model: nn.Module, path: str) -> Watched:
@@ -86,9 +90,10 @@ class Target:
         return z.clamp(0, self.outlet.most) if self.outlet.rectified else z
 
     def as_weights(self, change: Tensor) -> Tensor:
-        """What makes z change so, (g, outputs, inputs), as a change of the layer's weights; none where a is 0."""
+        """What makes z change so, (g, outputs, inputs), as a change of the layer's weights; none where a is about 0."""
         a = self.ours[0]
-        return torch.where(a == 0, 0.0, change / torch.where(a == 0, 1.0, a))
+        is_silent = a.abs() <= SILENT * a.abs().max()
+        return torch.where(is_silent, 0.0, change / torch.where(is_silent, 1.0, a))
 
 
 def _left(layer: Layer, outputs: Tensor) -> Tensor:

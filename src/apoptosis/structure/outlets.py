@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from apoptosis.structure.program import Call, ModuleCall, Program, Value, values_in
-from apoptosis.structure.recording import Example, record
+from apoptosis.structure.recording import Example, model_tensors, record
 
 __all__ = ["Outlet", "Spot", "find_outlets"]
 
@@ -94,14 +94,13 @@ class Outlet:
     most: float | None = None
 
     def affine(self, model: nn.Module, num: int) -> tuple[Tensor, Tensor]:
-        """a and c, (outputs,) each in float64, with the numbers that `model` holds now."""
-        tensors = dict(model.named_parameters(remove_duplicate=False))
-        tensors |= dict(model.named_buffers(remove_duplicate=False))
-        a = torch.ones(num, dtype=torch.float64, device=next(iter(tensors.values())).device)
+        """a and c, (outputs,) each in float64, with the numbers that `model` holds now and where it holds them."""
+        tensors = model_tensors(model) if self.maps else {}
+        a = torch.ones(num, dtype=torch.float64)
         c = torch.zeros_like(a)
         for own in self.maps:
             factor, shift = (t.detach() for t in own.affine(tensors))
-            a, c = a * factor, c * factor + shift
+            a, c = a.to(factor.device) * factor, c.to(factor.device) * factor + shift
         return a, c
 
 
@@ -127,9 +126,13 @@ class _Reading:
     def __init__(self, program: Program, once: dict[str, ModuleCall]) -> None:
         self.once = once
         self._users: dict[Value, list[Call]] = {}
-        for call in program.calls:
+        self._made: dict[Value, int] = {}
+        self._overwritten: set[Value] = set()
+        for number, call in enumerate(program.calls):
             for value in {*values_in(call.arguments), *call.overwrites}:
                 self._users.setdefault(value, []).append(call)
+            self._made |= dict.fromkeys(call.outputs, number)
+            self._overwritten.update(call.overwrites)
         self._results = set(program.results)
 
     def follow(self, path: str, dim: int) -> Outlet | None:
@@ -167,8 +170,11 @@ class _Reading:
         return None if known is None else replace(outlet, maps=(*outlet.maps, known))
 
     def _spot(self, other: Value | None, here: Value, layer: ModuleCall) -> Spot | None:
-        """Where the other term of a sum is seen before the layer is called."""
+        """Where the other term of a sum is seen, as it will be added, before the layer is called."""
         if other is None or other.fixed or other.shape != here.shape:
+            return None
+        # What a module was given is noted when it is left, and may have been written to until then.
+        if self._made.get(other, -1) >= layer.entered or other in self._overwritten:
             return None
         for path, call in self.once.items():
             if call.output is other and call.left <= layer.entered:

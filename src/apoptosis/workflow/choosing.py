@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from apoptosis.criteria import Criterion, UnitScores, find_criterion, priced_groups
+from apoptosis.criteria import Aggregation, Criterion, UnitScores, find_criterion, priced_groups
 from apoptosis.errors import BudgetError
 from apoptosis.planning import Budget, Selection, check_reachable
 from apoptosis.repair import Repair
@@ -24,11 +24,17 @@ DEFAULT_CRITERION = "obs"
 FALLBACK_CRITERION = "oba"
 
 
-def choose_criterion(
-    model: nn.Module, structure: Structure, budget: Budget, selection: Selection, task: Task
+def choose_criterion(  # noqa: PLR0913 - all that `prune` knows by then
+    model: nn.Module,
+    structure: Structure,
+    budget: Budget,
+    selection: Selection,
+    task: Task,
+    *,
+    aggregation: Aggregation | str | None = None,
 ) -> str:
-    """The name of the criterion to use where none was asked for."""
-    if task.rows is None:
+    """The name of the criterion to use where none was asked for; with an aggregation, one that scores parameters."""
+    if task.rows is None or aggregation is not None:
         return FALLBACK_CRITERION
     priced = {name: torch.zeros(structure[name].size) for name in priced_groups(model, structure)}
     try:

@@ -1,4 +1,4 @@
-"""`one_shot`: prune in small re-scored steps down to the budget, then fine-tune once. `Pruning` says how to prune."""
+"""`one_shot`: prune down to the budget, then fine-tune once. `Pruning` says how to prune."""
 
 from dataclasses import dataclass
 

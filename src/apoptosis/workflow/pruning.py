@@ -40,7 +40,7 @@ from apoptosis.workflow.arguments import (
     failures_explained,
     first_sample,
 )
-from apoptosis.workflow.choosing import FALLBACK_CRITERION, choose_criterion, settled
+from apoptosis.workflow.choosing import choose_criterion, settled
 from apoptosis.workflow.notes import note_units, noted_units
 from apoptosis.workflow.removal_order import RemovalOrder
 
@@ -104,9 +104,9 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     dense = trace(model, example)
     selection = selection or default_selection(model)
     check_reachable(dense, budget, selection)
-    if criterion is None and aggregation is not None:
-        criterion = FALLBACK_CRITERION  # one of parameters, for only their scores are gathered
-    criterion = criterion or choose_criterion(model, dense, budget, selection, task)
+    criterion = criterion or choose_criterion(
+        model, dense, budget, selection, task, aggregation=aggregation
+    )
     how, steps, repairs = settled(criterion, steps, repair)
     in_units = how.score is None and aggregation is None
     gathered = None if in_units else asdict(how.gathered(aggregation))
