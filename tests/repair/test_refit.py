@@ -763,7 +763,7 @@ def test_of_more_equations_than_are_needed_some_of_every_batch_are_taken(monkeyp
     plan, small = halved(model, x, "0")
 
     def missed(enough: int) -> float:
-        monkeypatch.setattr("apoptosis.repair.refit.ENOUGH", enough)
+        monkeypatch.setattr("apoptosis.repair.fits.ENOUGH", enough)
         found = Refit(ridge=1e-4)(model, small, plan, unlabelled(x, *[5] * 12))
         with torch.no_grad():
             return float((found(x) - model(x)).square().sum())

@@ -12,7 +12,7 @@ from apoptosis.data import digits
 from apoptosis.errors import ConfigError, ModelError
 from apoptosis.models import digits_cnn
 from apoptosis.planning import Budget, Selection
-from apoptosis.repair import batch_norm
+from apoptosis.repair import Refit, batch_norm
 from apoptosis.structure import trace
 from apoptosis.task import Task
 from apoptosis.workflow import choose_criterion, settled
@@ -80,6 +80,32 @@ def test_where_too_little_can_be_priced_it_is_oba():
     assert chosen(Raw(), X) == "oba"
     labelled = [(X, torch.arange(40) % 3)]
     assert said(ap.prune(Raw(), labelled, HALF)) == ("oba", 20, [])
+
+
+def test_what_little_can_be_priced_is_not_crushed():
+    """Heads inside torch's own attention are not priced; a budget that all groups could share is shared."""
+    layer = nn.TransformerEncoderLayer(32, 4, 128, batch_first=True, norm_first=True)
+    model = nn.Sequential(
+        nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Flatten(), nn.Linear(160, 3)
+    )
+    x = torch.randn(4, 5, 32)
+    assert chosen(model, x, Budget(flops=0.7)) == "obs"
+    assert chosen(model, x, Budget(flops=0.38)) == "oba"
+
+
+def test_layers_that_read_too_much_at_once_are_neither_priced_nor_refitted(monkeypatch):
+    model, x = (
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 3)),
+        torch.randn(9, 1, 8, 8),
+    )
+    assert chosen(model, x) == "obs"
+    for place in ("curvature.linear_maps", "repair.survey"):
+        monkeypatch.setattr(f"apoptosis.{place}.MOST_SIDE", 50)
+    assert chosen(model, x) == "oba"
+    structure = trace(model, x[:1])
+    plan = structure.plan({structure.groups[0].name: [0, 1]})
+    with pytest.raises(ModelError, match="reads 72 numbers at once"):
+        Refit()(model, ap.cut(model, plan), plan, [x])
 
 
 def test_a_task_that_shows_no_predictions_gets_oba():

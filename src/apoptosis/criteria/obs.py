@@ -28,7 +28,7 @@ from torch.nn.modules.conv import _ConvNd
 from apoptosis.criteria.aggregation import UnitScores
 from apoptosis.criteria.elimination import Reader, eliminate
 from apoptosis.criteria.taylor import gate_sites
-from apoptosis.curvature import Moments, as_matrix, is_linear_map, layer_moments
+from apoptosis.curvature import Moments, as_matrix, is_bearable, is_linear_map, layer_moments
 from apoptosis.errors import ModelError
 from apoptosis.modes import in_eval_mode
 from apoptosis.progress import track
@@ -118,7 +118,7 @@ def _readers(model: nn.Module, group: Group) -> list[Site]:
 
 
 def _is_reader(module: nn.Module, site: Site) -> bool:
-    if site.side != "input" or site.call or not is_linear_map(module):
+    if site.side != "input" or site.call or not is_linear_map(module) or not is_bearable(module):
         return False
     owners = site.indices // _channels(module)
     return bool((owners == owners[:, :1]).all())  # no unit is spread over groups of channels

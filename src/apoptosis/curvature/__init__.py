@@ -33,7 +33,7 @@ from apoptosis.curvature.gates import (
 )
 from apoptosis.curvature.gradient import fisher_diagonal, mean_gradient
 from apoptosis.curvature.layer_moments import LayerMoments, Moments, layer_moments
-from apoptosis.curvature.linear_maps import as_matrix, is_linear_map
+from apoptosis.curvature.linear_maps import as_matrix, is_bearable, is_linear_map
 from apoptosis.curvature.paper import PaperTerms, layer_tangents, paper_terms
 from apoptosis.curvature.problem import Curvature
 from apoptosis.curvature.product import curvature_product
@@ -59,6 +59,7 @@ __all__ = [
     "curvature_product",
     "fisher_diagonal",
     "gate_curvature",
+    "is_bearable",
     "is_linear_map",
     "layer_moments",
     "layer_tangents",

@@ -26,6 +26,7 @@ __all__ = [
     "as_outputs",
     "enough_places",
     "input_dim",
+    "is_bearable",
     "is_linear_map",
     "is_product",
     "output_dim",
@@ -37,6 +38,9 @@ CHUNK = 2**22
 
 FEWEST_PLACES, PLACES_PER_INPUT = 64, 0.25
 """Places of a sample that are enough for sums of products: neighbours say much the same, and samples are many."""
+
+MOST_SIDE = 12_288
+"""Of a square matrix: 1.2 GB in float64, and several are needed. A VGG's first linear layer reads 25,088 numbers."""
 
 NEAR = 0.01
 """How far from W x + b a call may be, relative: TF32 and bfloat16 are within, another padding or a factor is not."""
@@ -55,6 +59,12 @@ def output_dim(module: nn.Module) -> int:
 def input_dim(module: nn.Module) -> int:
     """The dimension of the weight that inputs run along: those of one group, for a convolution."""
     return 1 - output_dim(module)
+
+
+def is_bearable(module: Any) -> bool:
+    """Whether square matrices of what the layer reads, and of what it gives, are no larger than memory can bear."""
+    _, outputs, inputs = as_matrix(module, module.weight).shape
+    return max(outputs, inputs) <= MOST_SIDE
 
 
 def as_matrix(module: Any, weight: Tensor) -> Tensor:

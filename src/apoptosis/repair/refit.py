@@ -19,7 +19,6 @@ numbers, and positions · n² multiplications in float64, for a layer of n input
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from math import ceil
 from operator import length_hint
 from typing import Any, Literal, TypeAlias
 
@@ -27,19 +26,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from apoptosis.curvature.linear_maps import (
-    add_,
-    as_inputs,
-    as_matrix,
-    enough_places,
-    is_product,
-    pairs,
-)
-from apoptosis.errors import ConfigError, DataError, ModelError, NonFiniteError
+from apoptosis.curvature.linear_maps import as_matrix, is_product
+from apoptosis.errors import ConfigError, DataError, ModelError
 from apoptosis.masks import MaskPlan, masks_of
 from apoptosis.progress import track
+from apoptosis.repair.fits import Fit, LayerFit
 from apoptosis.repair.lockstep import OutOfStepError, march
-from apoptosis.repair.normal_equations import NormalEquations
 from apoptosis.repair.reaching import Passed, quietly, reach, shadow
 from apoptosis.repair.survey import Layer, check_are_modules, check_fits, look_around
 from apoptosis.repair.targets import Target
@@ -51,26 +43,11 @@ __all__ = ["LayerFit", "Refit", "Refitted"]
 SCOPES = ("every", "consumers")
 SAME = 1e-3
 """How far two runs may end from each other, relative: kernels of a GPU may differ so; mixed batches end elsewhere."""
-ENOUGH, FEWEST_PLACES = 128, 8
-"""Equations for each unknown of an output, and places of each sample: more change a fit by less than it misses by far.
-All samples count where there is room for them: places of one say much the same."""
 Stages: TypeAlias = list[tuple[Layer, ...]]
 Both: TypeAlias = tuple[Passed, Passed]
 """What passes a layer of the small network, and of the dense one."""
 Seen: TypeAlias = Mapping[str, Both]
 """What a batch shows of layers, by path."""
-
-
-@dataclass(frozen=True)
-class LayerFit:
-    """How much of what the dense network has there was missed, before and after: Σ‖missing‖² / Σ‖wanted‖².
-
-    Of what becomes of the outputs (`targets`), as far as a ReLU shows it; `after` is then a bound from above.
-    """
-
-    path: str
-    before: float
-    after: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,7 +192,7 @@ class Refit:
             self._solve(networks, again.values())
         return [fit.apply_() for fit in fits.values()]
 
-    def _solve(self, networks: "_Networks", fits: "Iterable[_Fit]") -> None:
+    def _solve(self, networks: "_Networks", fits: Iterable[Fit]) -> None:
         for fit in fits:
             fit.solve(self.ridge, _kept(networks.mended, fit.target.layer.path))
 
@@ -237,87 +214,6 @@ class _Reading:
     alike: bool
 
 
-class _Fit:
-    """A layer on its way to new weights: sums, the change of z that they ask for, and with which penalty."""
-
-    def __init__(self, target: Target, num_batches: float | None) -> None:
-        """`num_batches`: how often as much as the first batch will come, where that is known."""
-        self.target = target
-        self._num_batches = num_batches
-        self._most_places: int | None = None
-        self.sums = NormalEquations()
-        self.change: Tensor | None = None
-        self.ridge: float | None = None
-        self._before = self._wanted = 0.0
-        self._num_samples = 0
-
-    def begin_again(self, *, alike: bool) -> None:
-        """Data come once more, the same in the same order if `alike`."""
-        self.sums.begin_again(alike=alike)
-        self._num_samples = 0
-
-    def add(self, ours: Passed, theirs: Passed) -> None:
-        """What a batch shows; the first time to come as near as can be, then as far as it is seen."""
-        module, views = self.target.module, self.target.views(ours, theirs)
-        given = as_inputs(module, ours.given)
-        if self._most_places is None and self._num_batches is not None:
-            self._most_places = self._places_of_each(self._num_batches * len(ours.given))
-        for half, rows in self._halves(len(ours.given), len(given)):
-            some = (own[rows] for own in (given, *views))
-            for inputs, *own in pairs(
-                module, *some, generator=self.sums.generator, most=self._most_places
-            ):
-                self._add(half, inputs, *self.target.sums(*own))
-
-    def _add(self, half: int, inputs: Tensor, now: Tensor, wanted: Tensor) -> None:
-        if self.change is None:
-            self.sums.add(inputs, wanted - now, half)
-            self._before += _squares(self.target.as_far_as_seen(wanted, now) - now)
-            self._wanted += _squares(self.target.seen(wanted))
-        else:
-            there = now + self.change @ inputs
-            self.sums.add(inputs, self.target.as_far_as_seen(wanted, there) - now, half)
-
-    def _places_of_each(self, num_samples: float) -> int:
-        """Of each sample, so that there are equations enough for each unknown of an output."""
-        module: Any = self.target.module
-        wanted = ENOUGH * (as_matrix(module, module.weight).shape[2] + 1) / num_samples
-        return max(FEWEST_PLACES, min(ceil(wanted), enough_places(module)))
-
-    def _halves(self, num_samples: int, num_rows: int) -> Iterator[tuple[int, Tensor]]:
-        """Rows of every second sample, however data are cut into batches; a sample may be several rows."""
-        each = max(1, num_rows // max(1, num_samples))
-        owners = torch.arange(num_rows) // each + self._num_samples
-        self._num_samples += -(-num_rows // each)
-        step = 1 if self._most_places is None else max(1, each // self._most_places)
-        counted = torch.arange(num_rows) % step == 0
-        for half in (0, 1):
-            rows = ((owners % 2 == half) & counted).nonzero()[:, 0]
-            if len(rows):
-                yield half, rows
-
-    def solve(self, ridge: float | None, kept: Tensor | None) -> None:
-        """Set the change."""
-        if not self.sums.is_finite:
-            raise NonFiniteError(
-                f"Layer {self.target.layer.path!r} was to be fitted, and NaN or infinity passes it in the dense or the "
-                "small network. Look for bad values in the data, or for a network that overflows its number type."
-            )
-        module: Any = self.target.module
-        has_bias = module.bias is not None
-        if self.ridge is None:
-            self.ridge = self.sums.best_ridge(has_bias=has_bias) if ridge is None else ridge
-        self.change = self.sums.solve(self.ridge, kept, has_bias=has_bias)
-
-    def apply_(self) -> LayerFit:
-        """Change the layer, and tell how well it went."""
-        assert self.change is not None, "it was solved"
-        add_(self.target.module, self.target.as_weights(self.change))
-        wanted = self._wanted or 1.0
-        after = self.sums.left(self.change) / wanted
-        return LayerFit(self.target.layer.path, self._before / wanted, after)
-
-
 @dataclass(frozen=True)
 class _Networks:
     """Both networks, and why layers are left alone."""
@@ -337,10 +233,10 @@ class _Networks:
             ours = reach(self.mended, here, batch, self.task)
             yield {path: (ours[path], theirs[path]) for path in ours if path in theirs}
 
-    def gathered(self, stage: tuple[Layer, ...], reading: _Reading) -> dict[str, _Fit]:
+    def gathered(self, stage: tuple[Layer, ...], reading: _Reading) -> dict[str, Fit]:
         """What data show of layers that need fitting and can be fitted; why others cannot is noted."""
         targets = [Target.of(own, self.dense, self.mended) for own in stage]
-        fits = {own.layer.path: _Fit(own, reading.num_batches) for own in targets}
+        fits = {own.layer.path: Fit(own, reading.num_batches) for own in targets}
         for path, both in _each(reading.seen(), fits):
             if both[0].made.numel() and not self._is_to_be_fitted(fits[path], *both):
                 del fits[path]
@@ -353,7 +249,7 @@ class _Networks:
             )
         return {path: own for path, own in fits.items() if own.sums.count}
 
-    def _is_to_be_fitted(self, fit: _Fit, ours: Passed, theirs: Passed) -> bool:
+    def _is_to_be_fitted(self, fit: Fit, ours: Passed, theirs: Passed) -> bool:
         is_first = not fit.sums.count
         if why := _why_not(fit.target, ours, theirs, is_first=is_first):
             self.left_alone[fit.target.layer.path] = why
@@ -376,7 +272,7 @@ class _Networks:
                 raise OutOfStepError("runs disturb each other")
 
 
-def _each(reading: Iterable[Seen], fits: Mapping[str, _Fit]) -> Iterator[tuple[str, Both]]:
+def _each(reading: Iterable[Seen], fits: Mapping[str, Fit]) -> Iterator[tuple[str, Both]]:
     """What batches show of layers, as long as some are to be fitted."""
     for batch in reading:
         yield from ((path, both) for path, both in batch.items() if path in fits)
@@ -408,10 +304,6 @@ def _is_same(target: Target, ours: Passed, theirs: Passed) -> bool:
         bool((wanted - own).abs().max() <= room * wanted.abs().max())
         for own, wanted in zip(views[::2], views[1::2], strict=True)
     )
-
-
-def _squares(tensor: Tensor) -> float:
-    return float(tensor.square().sum())
 
 
 def _kept(mended: nn.Module, path: str) -> Tensor | None:

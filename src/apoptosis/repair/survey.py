@@ -13,7 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from apoptosis.curvature.linear_maps import input_dim, is_linear_map, output_dim
+from apoptosis.curvature.linear_maps import (
+    MOST_SIDE,
+    as_matrix,
+    input_dim,
+    is_linear_map,
+    output_dim,
+)
 from apoptosis.errors import ModelError, PlanMismatchError
 from apoptosis.masks import MaskPlan
 from apoptosis.repair.reaching import run
@@ -188,6 +194,10 @@ class _Cuts:
             return "its weight is computed from other tensors"
         if not weight.is_floating_point():
             return f"its weight is of type {weight.dtype}"
+        if (num := as_matrix(module, weight).shape[2]) > MOST_SIDE:
+            return (
+                f"it reads {num:,} numbers at once, whose products take {8 * num**2 / 1e9:.0f} GB"
+            )
         for own in module.parameters(recurse=False):
             others = [n for n in self._names[id(own)] if n.rpartition(".")[0] != path]
             if others:

@@ -7,6 +7,7 @@ whatever has parameters.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -22,6 +23,8 @@ __all__ = ["DEFAULT_CRITERION", "FALLBACK_CRITERION", "choose_criterion", "settl
 
 DEFAULT_CRITERION = "obs"
 FALLBACK_CRITERION = "oba"
+MOST_GONE = 0.9
+"""Of groups that can be priced: a budget that would take more of them is to be spread over others too."""
 
 
 def choose_criterion(  # noqa: PLR0913 - all that `prune` knows by then
@@ -36,12 +39,24 @@ def choose_criterion(  # noqa: PLR0913 - all that `prune` knows by then
     """The name of the criterion to use where none was asked for; with an aggregation, one that scores parameters."""
     if task.rows is None or aggregation is not None:
         return FALLBACK_CRITERION
-    priced = {name: torch.zeros(structure[name].size) for name in priced_groups(model, structure)}
+    names = priced_groups(model, structure)
+    priced = UnitScores({name: torch.zeros(structure[name].size) for name in names}, "none")
+    with_care = replace(selection, cap=min(selection.cap, MOST_GONE))
+    if _is_reachable(structure, budget, with_care, None):
+        can_price = _is_reachable(structure, budget, with_care, priced)
+    else:  # everything has to go to its limits, whoever chooses
+        can_price = _is_reachable(structure, budget, selection, priced)
+    return DEFAULT_CRITERION if can_price else FALLBACK_CRITERION
+
+
+def _is_reachable(
+    structure: Structure, budget: Budget, selection: Selection, units: UnitScores | None
+) -> bool:
     try:
-        check_reachable(structure, budget, selection, UnitScores(priced, DEFAULT_CRITERION))
+        check_reachable(structure, budget, selection, units)
     except BudgetError:
-        return FALLBACK_CRITERION
-    return DEFAULT_CRITERION
+        return False
+    return True
 
 
 def settled(
