@@ -1,9 +1,9 @@
 """What mends a network after a cut. A `Repair` is `(dense, small, plan, batches, task) → small`; repairs compose.
 
-None changes the networks it is given, and none needs labels. `batch_norm` measures statistics anew. `Refit` gives layers
-new weights by least squares: `fits` has one layer, `targets` what it is fitted to, `normal_equations` the algebra,
-`survey` which layers there are, `lockstep` and `reaching` how they are watched. `Distil` trains towards the dense network's
-predictions. `table` knows them by name; options are said by making one: `Refit(scope="consumers")`.
+None changes the networks it is given, and none needs labels. `batch_norm` measures statistics anew. `Refit` gives
+layers new weights by least squares: `fits` has one layer, `targets` what it is fitted to, `normal_equations` the
+algebra, `survey` which layers there are, `lockstep` and `reaching` how they are watched. `Distil` trains towards the
+dense network's predictions. `table` knows them by name; options are said by making one: `Refit(scope="consumers")`.
 """
 
 from apoptosis.repair.batch_norm import batch_norm, check_has_batch_norms
