@@ -181,7 +181,7 @@ def test_where_maps_are_large_some_set_out_and_the_others_follow(monkeypatch):
     of_channel = (
         6 * 49 * 8
     )  # bytes, of a batch; the first layer has 2 + 4 and 2 + 8 of them, the second 4 + 6 and 8 + 6
-    monkeypatch.setattr(lockstep, "MOST_BYTES", 3 * 16 * of_channel)
+    monkeypatch.setattr(lockstep, "MOST_BYTES", 2 * 3 * 16 * of_channel)
     monkeypatch.setattr(Refit, "_by_stages", lambda *_: pytest.fail("went the slow way"))
     monkeypatch.setattr(lockstep, "LOOKING_BACK", 1)
     found = refit(model, small, plan, batches, TASK)
