@@ -122,12 +122,11 @@ class March:
     def _room(self, first: tuple[Passed, Passed]) -> int:
         """How many batches can be under way here, by what the first of them shows."""
         self._bytes.append(sum(_num_bytes(own) for own in first))
-        room = MOST_BYTES // max(1, *self._bytes)
-        here = len(self._under_way)
-        if (
-            here * max(self._bytes) <= 2 * MOST_BYTES
-        ):  # to let some go and have them begin again costs more
-            room = max(room, here)
+        each, here = max(1, *self._bytes), len(self._under_way)
+        if here * each > MOST_BYTES:
+            room = MOST_BYTES // each
+        else:  # half stays free: the next layers may show more, and to begin again costs much
+            room = max(here, MOST_BYTES // 2 // each)
         if room >= len(self._batches):
             return len(self._batches)
         samples = len(first[0].given) if isinstance(first[0].given, Tensor) else 1
