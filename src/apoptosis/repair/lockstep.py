@@ -33,7 +33,7 @@ from apoptosis.task import Batch, Task, tensors_in
 __all__ = ["March", "OutOfStepError", "Stop", "march"]
 
 MOST_BATCHES = 128
-MOST_BYTES = 2**31
+MOST_BYTES = 3 * 2**30
 """Of what passes a layer in both networks, of all batches under way: two or three times as much is alive in all."""
 FEWEST_SAMPLES = 64
 """With room for fewer a layer is better fitted on all data, one batch after the other."""
