@@ -4,11 +4,13 @@ import json
 import shlex
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from apoptosis.cli import demo, demo_ranking
 from apoptosis.cli.app import app
 from apoptosis.criteria import CRITERIA
+from apoptosis.errors import DataError
 
 RUN = CliRunner()
 GROUPS = ["stem.conv", "down.conv", "top.conv"]
@@ -146,6 +148,24 @@ def test_the_seed_changes_the_network(two_criteria, tmp_path):
     )
     assert first[1].facts["train_loss"] != second[1].facts["train_loss"]
     assert first[0].dense[0].test.loss != second[0].dense[0].test.loss
+
+
+def test_it_runs_on_one_thread_and_puts_back_what_was_set(tmp_path, monkeypatch):
+    """Beside another busy process two threads wait for each other at every one of its tiny operations."""
+    seen = []
+
+    def measure(_):
+        seen.append(torch.get_num_threads())
+        raise DataError("The cause.")
+
+    monkeypatch.setattr(demo, "measure", measure)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert RUN.invoke(app, ["demo", "--out", str(tmp_path)]).exit_code == 1
+        assert (seen, torch.get_num_threads()) == ([1], 3)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_folder_that_cannot_be_made_is_refused_before_the_work(tmp_path, monkeypatch):

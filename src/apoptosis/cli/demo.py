@@ -3,15 +3,21 @@
 Train a small network on the digits, prune it by every criterion to a half and to a quarter of its MACs, fine-tune each
 result alike, and compare: what `apoptosis compare` does, with everything chosen. Then a closer look at the scores: how
 well does each criterion order single channels?
+
+All on one thread. Operations of so small a network last microseconds: a second thread saves little of them, and where
+another process has its core, each operation waits for it.
 """
 
 import json
 import math
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.text import Text
 
@@ -54,7 +60,7 @@ class DemoOptions:
 def run_demo(options: DemoOptions) -> None:
     """Measure, write the folder, then show the tables or the JSON."""
     options.out.mkdir(parents=True, exist_ok=True)  # refused now rather than after the work
-    with progress_bars(Console(stderr=True)):
+    with progress_bars(Console(stderr=True)), _one_thread():
         comparison, ranking = measure(options)
         written = [
             *write_comparison(comparison, options.out),
@@ -86,6 +92,17 @@ def measure(options: DemoOptions) -> tuple[Comparison, RankingReport]:
     return comparison, replace(
         ranking, facts={**facts, **ranking.facts, "versions": versions(), "commit": commit()}
     )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Inside the block; as many as before come back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _compared(options: DemoOptions, model: DigitsCNN, parts: DataSet[Split]) -> Comparison:
