@@ -80,7 +80,14 @@ def test_ctrl_c_outside_a_command_exits_130_too(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["no-such-command"], ["demo", "--epochs", "0"], ["demo", "--no-such-option"]]
+    "arguments",
+    [
+        ["no-such-command"],
+        ["demo", "--epochs", "0"],
+        ["demo", "--no-such-option"],
+        ["demo", "--seed", str(2**64)],
+        ["score", "digits_cnn", "--data", "digits", "--seed", str(2**64)],
+    ],
 )
 def test_wrong_usage_exits_2(arguments):
     assert RUN.invoke(app, arguments).exit_code == 2

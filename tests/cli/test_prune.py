@@ -476,7 +476,7 @@ ERRORS = {
     "device": (
         ["--keep-flops", "0.5", "--device", "tpuu"],
         "ConfigError",
-        "There is no device 'tpuu'",
+        "--device tpuu is none that commands run on. Say cpu",
     ),
     "weights": (
         ["--keep-flops", "0.5", "--weights", "nowhere.safetensors"],
@@ -524,6 +524,13 @@ def test_a_gpu_that_is_not_there_is_refused(own, monkeypatch, num, message):
     monkeypatch.setattr("torch.cuda.device_count", lambda: num)
     result = prune(own, "--keep-flops", "0.5", "--device", "cuda:2")
     assert unboxed(message) in refused(result, "ConfigError")
+
+
+@pytest.mark.parametrize("name", ["meta", "mps"])
+def test_devices_that_torch_knows_and_commands_do_not_run_on_are_refused(own, tmp_path, name):
+    result = prune(own, "--keep-flops", "0.5", "--device", name, "--out", tmp_path / "half")
+    assert unboxed(f"--device {name} is none that") in refused(result, "ConfigError")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_model_with_nothing_to_score_or_to_cut_is_refused(own, tmp_path):

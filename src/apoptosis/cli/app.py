@@ -17,7 +17,7 @@ from apoptosis.cli.compare_command import compare
 from apoptosis.cli.evaluate_command import evaluate
 from apoptosis.cli.kinds import TwoKinds
 from apoptosis.cli.option_groups import spread
-from apoptosis.cli.options import AggregationOption, ModelArgument, plain_place
+from apoptosis.cli.options import LARGEST_SEED, AggregationOption, ModelArgument, plain_place
 from apoptosis.cli.prune_command import prune
 from apoptosis.cli.refusals import INTERRUPTED, errors_shown, say_interrupted
 from apoptosis.cli.subject_options import SubjectOptions
@@ -105,7 +105,8 @@ def demo(
         ),
     ] = Path("demo"),
     seed: Annotated[
-        int, typer.Option(help="Draws the split, the weights and the order.", min=0)
+        int,
+        typer.Option(help="Draws the split, the weights and the order.", min=0, max=LARGEST_SEED),
     ] = 0,
     epochs: Annotated[
         int, typer.Option(help="Passes over the training images, for the dense network.", min=1)

@@ -8,6 +8,7 @@ import typer
 
 __all__ = [
     "AGGREGATION_HELP",
+    "LARGEST_SEED",
     "REPAIR_HELP",
     "MODEL_HELP",
     "MODEL_NAMES",
@@ -43,6 +44,10 @@ MODEL_NAMES = (
     "vit_b16",
 )
 """Of `apoptosis.models.MODELS`, which would bring torch: seconds for a page of help. A test compares the two."""
+
+
+LARGEST_SEED = 2**32 - 1
+"""torch takes 64 bits, and seeds of later epochs and repeats are counted on from the one that is typed."""
 
 
 def share(text: str | float) -> float:
@@ -179,5 +184,6 @@ SeedOption = Annotated[
     typer.Option(
         help="Draws splits of data sets (a checkpoint keeps its own), random weights and orders.",
         min=0,
+        max=LARGEST_SEED,
     ),
 ]

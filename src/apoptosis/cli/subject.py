@@ -188,12 +188,15 @@ def _say(console: Console, text: str) -> None:
 
 
 def _device(name: str) -> torch.device:
+    unknown = ConfigError(
+        f"--device {name} is none that commands run on. Say cpu, cuda, or cuda:1 for the second of several."
+    )
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(
-            f"There is no device {name!r}. Say cpu, cuda, or cuda:1 for the second of several."
-        ) from error
+        raise unknown from error
+    if device.type not in ("cpu", "cuda"):  # torch knows names of more than it can compute on here
+        raise unknown
     num_found = torch.cuda.device_count() if device.type == "cuda" else 1
     if device.type == "cuda" and (device.index or 0) >= num_found:
         found = f"{num_found} CUDA devices, counted from 0" if num_found else "no CUDA device"
