@@ -26,8 +26,8 @@ RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, float("inf"))
 """From hardly any penalty to leaving the layer as it is."""
 
 MOST_ROWS = 32
-"""Of a masked layer, to tell one penalty of six: each takes ten solutions for that. With 576 inputs, 64 outputs and half
-of the weights masked the choice takes 0.3 s of one thread, and to solve for all rows, four times over, 0.2 s."""
+"""Of a masked layer, to tell one penalty of six: each takes ten solutions for that. With 576 inputs, 64 outputs and
+half of the weights masked the choice takes 0.3 s of one thread, and to solve for all rows, four times over, 0.2 s."""
 
 
 class NormalEquations:
