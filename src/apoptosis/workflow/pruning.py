@@ -31,7 +31,7 @@ from apoptosis.planning import (
 )
 from apoptosis.progress import track
 from apoptosis.records import Outcome, ScoreSummary, StepRecord
-from apoptosis.repair import Repair, find_repair
+from apoptosis.repair import Repair, find_repairs
 from apoptosis.structure import Plan, Structure, cut, trace
 from apoptosis.task import Batch, Task
 from apoptosis.workflow.arguments import (
@@ -88,7 +88,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
 
     Raises:
         BudgetError: the budget cannot be met.
-        ConfigError: an unknown criterion, or less than one step.
+        ConfigError: an unknown criterion, less than one step, or repairs in an order that undoes one of them.
         DataError: there are no batches, or they can be read only once.
 
     >>> from apoptosis.data import digits
@@ -99,8 +99,10 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     """
     check_data(batches)
     check_choices(budget, steps, repair, task, selection)
+    repair = None if repair is None else tuple(repair)
     if criterion is not None:
         settled(criterion, steps, repair)  # an unknown name is told before any work
+    find_repairs(repair or ())
     task = task or Task.classification()
     example = first_sample(model, batches, task) if example_inputs is None else example_inputs
     dense = trace(model, example)
@@ -112,7 +114,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     how, steps, repairs = settled(criterion, steps, repair)
     in_units = how.score is None and aggregation is None
     gathered = None if in_units else asdict(how.gathered(aggregation))
-    mends = _Mends(model, [find_repair(one) for one in repairs], batches, task, repair is not None)
+    mends = _Mends(model, find_repairs(repairs), batches, task, repair is not None)
 
     order = RemovalOrder(dense)
     plan, history = noted_units(journal, dense, order)
