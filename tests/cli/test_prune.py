@@ -472,6 +472,11 @@ ERRORS = {
         "ConfigError",
         "There is no kind 'chanel'. Did you mean 'channel'?",
     ),
+    "repairs": (
+        ["--keep-flops", "0.5", "--repair", "refit", "--repair", "batch_norm"],
+        "ConfigError",
+        "Put 'batch_norm' before 'refit', or leave it out.",
+    ),
     "name": (["--keep-flops", "0.5", "--name", "layer*"], "ConfigError", "'layer*'"),
     "device": (
         ["--keep-flops", "0.5", "--device", "tpuu"],

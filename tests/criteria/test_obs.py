@@ -209,6 +209,29 @@ def test_a_layer_that_reads_several_groups_is_inverted_once(monkeypatch):
         torch.testing.assert_close(together[group.name], alone, rtol=1e-9, atol=0)
 
 
+def test_layers_that_are_called_by_keyword_are_priced_alike():
+    class Called(nn.Module):
+        def __init__(self, by_keyword: bool):
+            super().__init__()
+            self.stem, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 4)
+            self.by_keyword = by_keyword
+
+        def forward(self, x):
+            if not self.by_keyword:
+                return self.head(self.stem(x).relu().mean((2, 3)))
+            return self.head(input=self.stem(input=x).relu().mean((2, 3)))
+
+    torch.manual_seed(0)
+    plain, x = Called(by_keyword=False), torch.randn(8, 3, 5, 5)
+    named = Called(by_keyword=True)
+    named.load_state_dict(plain.state_dict())
+    found, want = (obs_units(m, trace(m, x[:1]), [x]).values for m in (named, plain))
+    assert found.keys() == want.keys() == {"stem"}
+    assert torch.equal(found["stem"], want["stem"])
+    outcome = ap.prune(named, [x], ap.Budget(units=0.5))
+    assert outcome.settings["criterion"] == "obs"
+
+
 def test_what_nobody_could_refit_is_refused():
     class Program(nn.Module):
         def __init__(self):

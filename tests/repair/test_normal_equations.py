@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from apoptosis.repair import normal_equations
 from apoptosis.repair.normal_equations import RIDGES, NormalEquations
 
 GROUPS, OUTPUTS, INPUTS, POSITIONS = 2, 3, 5, 40
@@ -128,6 +129,59 @@ def test_the_ridge_is_the_one_that_holds_best_on_the_other_half(noise):
         return total
 
     assert halves_of(x, r).best_ridge(has_bias=False) == min(RIDGES, key=missed)
+
+
+def few_kept(rows: int, inputs: int = 30) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of two weights each, which explain most: all inputs together would learn these samples by heart."""
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(GROUPS, inputs, POSITIONS, generator=generator, dtype=torch.float64)
+    kept = torch.rand(GROUPS, rows, inputs, generator=generator).argsort(2) < 2
+    noise = torch.randn(GROUPS, rows, POSITIONS, generator=generator, dtype=torch.float64)
+    return x, kept.double() @ x + noise, kept
+
+
+def missed_by_rows(x: Tensor, r: Tensor, kept: Tensor, ridge: float) -> float:
+    """Each row by `lstsq` on the inputs that it keeps, of either half, judged on the data of the other."""
+    parts = list(zip(x.chunk(2, 2), r.chunk(2, 2), strict=True))
+    total = 0.0
+    for (a, ra), (b, rb) in (parts, parts[::-1]):
+        size = ridge * a.square().sum((1, 2)) / a.shape[1]
+        for g in range(kept.shape[0]):
+            for m in range(kept.shape[1]):
+                own = kept[g, m]
+                penalty = size[g].sqrt() * torch.eye(int(own.sum()), dtype=torch.float64)
+                design = torch.cat([a[g, own].T, penalty])
+                wanted = torch.cat([ra[g, m], ra.new_zeros(len(penalty))])
+                change = torch.linalg.lstsq(design, wanted[:, None]).solution[:, 0]
+                if ridge == float("inf"):
+                    change = torch.zeros_like(change)
+                total += float((rb[g, m] - change @ b[g, own]).square().sum())
+    return total
+
+
+def test_the_ridge_of_masked_rows_is_the_one_that_holds_best_with_their_masks():
+    x, r, kept = few_kept(rows=6)
+    finite = RIDGES[:-1]
+    want = min(finite, key=lambda ridge: missed_by_rows(x, r, kept, ridge))
+    sums = halves_of(x, r)
+    assert sums.best_ridge(kept, has_bias=False) == want
+    assert sums.best_ridge(has_bias=False) > want, "else the masks would not have mattered"
+
+
+def test_some_of_many_masked_rows_tell_the_ridge_of_all(monkeypatch):
+    x, r, kept = few_kept(rows=80)
+    sums, solved = halves_of(x, r), []
+    real = normal_equations._solved
+
+    def counted(gram: Tensor, cross: Tensor) -> Tensor:
+        solved.append(cross.shape)
+        return real(gram, cross)
+
+    monkeypatch.setattr(normal_equations, "_solved", counted)
+    found = sums.best_ridge(kept, has_bias=False)
+    assert len(solved) == 2 * (len(RIDGES) - 1) * normal_equations.MOST_ROWS
+    missed = {ridge: missed_by_rows(x, r, kept, ridge) for ridge in RIDGES[:-1]}
+    assert missed[found] < 1.01 * min(missed.values())
 
 
 def test_what_is_only_noise_is_left_alone():

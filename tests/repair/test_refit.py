@@ -24,6 +24,7 @@ from apoptosis.masks import Mask, MaskPlan, identity_masks, mask, masks_of
 from apoptosis.models import digits_cnn
 from apoptosis.progress import listen
 from apoptosis.repair import REPAIRS, Refit, find_repair, lockstep
+from apoptosis.repair.normal_equations import RIDGES
 from apoptosis.repair.refit import _kept
 from apoptosis.structure import Plan, cut, trace
 from oracles.building import Net, built
@@ -558,6 +559,38 @@ def test_masked_weights_stay_zero_and_the_others_are_least_squares():
             want = torch.linalg.lstsq(rows, model[0](x)[:, row, None]).solution[:, 0]
             torch.testing.assert_close(found[0].weight[row, own[row]], want[:-1], **CLOSE)
     assert error(found, model, x) < error(small, model, x)
+
+
+def test_the_penalty_of_a_masked_layer_is_chosen_with_its_mask():
+    """Two weights of each row are left, far fewer than samples; all thirty would learn these by heart."""
+    model = built(lambda: nn.Linear(30, 5))
+    x = normal(40, 4, seed=1) @ normal(4, 30, seed=2) + normal(40, 30)
+    kept = torch.zeros(5, 30, dtype=torch.bool)
+    kept[torch.arange(5), torch.arange(5)] = kept[torch.arange(5), torch.arange(5) + 9] = True
+    plan = MaskPlan({"weight": Mask.of(["weight"], kept)}, identity_masks(model).fingerprint)
+    small = mask(model, plan)
+    found = Refit()(model, small, plan, unlabelled(x))
+
+    def missed(ridge: float) -> float:
+        total = 0.0
+        with torch.no_grad():
+            lacks = model(x) - small(x)
+        for half in (0, 1):
+            a, b = slice(half, None, 2), slice(1 - half, None, 2)
+            size = (ridge * x[a].square().sum() / 30).sqrt()
+            for row in range(5):
+                read = torch.cat([x[:, kept[row]], x.new_ones(40, 1)], 1)
+                penalty = size * torch.eye(2, 3).double()
+                design = torch.cat([read[a], penalty])
+                wanted = torch.cat([lacks[a, row], lacks.new_zeros(2)])
+                change = torch.linalg.lstsq(design, wanted[:, None]).solution[:, 0]
+                total += float((lacks[b, row] - read[b] @ change).square().sum())
+        return total
+
+    best = min(RIDGES[:-1], key=missed)
+    want = Refit(ridge=best)(model, small, plan, unlabelled(x))
+    torch.testing.assert_close(found.weight, want.weight, rtol=0, atol=0)
+    assert found.weight.ne(small.weight).any()
 
 
 def test_a_masked_network_that_was_cut_keeps_its_masks():

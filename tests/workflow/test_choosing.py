@@ -9,7 +9,7 @@ from torch import nn
 import apoptosis as ap
 from apoptosis.criteria import CRITERIA
 from apoptosis.data import digits
-from apoptosis.errors import ConfigError, ModelError
+from apoptosis.errors import ConfigError, ModelError, NonFiniteError
 from apoptosis.models import digits_cnn
 from apoptosis.planning import Budget, Selection
 from apoptosis.repair import Refit, batch_norm
@@ -125,8 +125,29 @@ def test_a_program_is_not_refitted_unless_asked_for_by_name():
     outcome = ap.prune(model, [(x, None)], Budget(params=0.8))
     assert outcome.plan.delivery == "program"
     assert said(outcome)[2] == []
+    assert "delivered as a program" in str(outcome.settings["repair_left_out"])
     with pytest.raises(ModelError, match="delivered as a program"):
         ap.prune(model, [(x, None)], Budget(params=0.8), repair=["refit"])
+
+
+def test_a_refit_that_meets_nan_is_left_out_unless_asked_for_by_name():
+    """Of one sample alone, which the criterion does not read."""
+    mine = replace(CRITERIA["magnitude"], name="mine", steps=1, repair=("refit",))
+    x = X.clone()
+    x[5, 0] = float("nan")
+    outcome = ap.prune(mlp(), [x], HALF, criterion=mine)
+    assert said(outcome) == ("mine", 1, [])
+    (name, why), *others = outcome.settings["repair_left_out"].items()
+    assert not others
+    assert name == "Refit(scope='every', ridge=None, rounds=3)"
+    assert "NaN or infinity passes it" in why
+    for own, want in zip(
+        outcome.model.parameters(), ap.cut(mlp(), outcome.plan).parameters(), strict=True
+    ):
+        assert torch.equal(own, want)
+    with pytest.raises(NonFiniteError, match="was to be fitted, and NaN or infinity"):
+        ap.prune(mlp(), [x], HALF, criterion=mine, repair=["refit"])
+    assert ap.prune(mlp(), [X], HALF, criterion=mine).settings["repair_left_out"] == {}
 
 
 def test_unknown_names_are_told_before_the_model_is_run():

@@ -27,7 +27,7 @@ from apoptosis.models import digits_cnn
 from apoptosis.planning import Budget, Selection, make_plan
 from apoptosis.progress import listen
 from apoptosis.records import Outcome
-from apoptosis.repair import batch_norm
+from apoptosis.repair import Refit, batch_norm
 from apoptosis.task import Task
 from apoptosis.workflow import first_sample, pruning
 from apoptosis.workflow.removal_order import RemovalOrder
@@ -644,6 +644,14 @@ def test_batch_norms_measured_after_the_cut_are_those_of_the_repair_alone():
     assert outcome.settings["repair"] == ["batch_norm"]
 
 
+def test_batch_norms_may_be_measured_before_a_refit():
+    model = cnn()
+    outcome = ap.prune(model, IMAGES, Budget(flops=0.5), repair=iter(["batch_norm", "refit"]))
+    bare = ap.cut(model, outcome.plan)
+    measured = batch_norm(model, bare, outcome.plan, IMAGES)
+    same_networks(outcome.model, Refit()(model, measured, outcome.plan, IMAGES))
+
+
 # ---------------------------------------------------------------------------------------------------------- errors
 
 
@@ -789,12 +797,23 @@ def test_an_empty_first_batch_is_passed_over():
     [
         ({"repair": batch_norm}, "it is a list of repairs"),
         ({"repair": [3]}, "The repair 3 was asked for"),
+        ({"repair": ["refit", "batch_norm"]}, "Put 'batch_norm' before 'refit'"),
+        ({"repair": [Refit(rounds=0), "distil", batch_norm]}, "'batch_norm' was asked for after"),
         ({"task": "classification"}, "The task is a str"),
         ({"selection": {"floor": 2}}, "make one: Selection"),
         ({"criterion": ["oba"]}, "there are oba"),
         ({"aggregation": {"absolute": "unit"}}, "or an `Aggregation`"),
     ],
-    ids=["a repair alone", "no repair", "task", "selection", "criterion", "aggregation"],
+    ids=[
+        "a repair alone",
+        "no repair",
+        "order",
+        "order of objects",
+        "task",
+        "selection",
+        "criterion",
+        "aggregation",
+    ],
 )
 def test_arguments_of_another_kind_are_refused_before_the_work(wrong, told):
     with (

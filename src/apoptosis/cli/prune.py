@@ -25,7 +25,7 @@ from apoptosis.masks import MaskPlan
 from apoptosis.planning import Selection, check_reachable
 from apoptosis.planning.selection import PRICES, WIDTHS
 from apoptosis.records import Outcome
-from apoptosis.repair import REPAIRS
+from apoptosis.repair import REPAIRS, find_repairs
 from apoptosis.structure import KINDS, Plan
 from apoptosis.workflow import Pruning, default_selection, one_shot, prune, rounds_of
 
@@ -135,6 +135,7 @@ def _check_names(options: PruneOptions) -> None:
         check_name("aggregation", options.aggregation, AGGREGATIONS)
     for repair in options.repair or ():
         check_name("repair", repair, (*REPAIRS, NOTHING))
+    find_repairs(options.repair or ())  # in this order
     check_name("--widths", options.widths, WIDTHS)
     check_name("--per", options.per, PRICES)
     for kind in options.kinds:

@@ -60,11 +60,12 @@ class PruneResult:
 
     @property
     def could_be_refitted(self) -> bool:
-        """Whether nothing has mended it yet, and it has layers: a program has none."""
+        """Whether nothing has mended it yet, nor tried to, and it has layers: a program has none."""
         return (
             self.removed_something
             and not self.run.training
             and not self.outcome.settings["repair"]
+            and not self.outcome.settings["repair_left_out"]
             and self.outcome.plan.delivery == "module"
         )
 
@@ -184,6 +185,8 @@ def show_result(result: PruneResult, console: Console) -> None:
     console.print(Text(f"\n{_delivered(outcome)}"))
     if result.could_be_refitted:
         console.print(Text(UNREPAIRED), soft_wrap=True)
+    for name, why in outcome.settings["repair_left_out"].items():
+        console.print(Text(f"Not mended by {name}: {why}"), soft_wrap=True)
     for place, own in enumerate(result.run.earlier, 1):
         console.print(Text(_round_line(place, own)), soft_wrap=True)
     show_place(result.run, console)

@@ -1,8 +1,8 @@
 """Activations and the gradient of the loss by them, at chosen places of an unmodified model.
 
-A place is the first tensor that goes into, or comes out of, one call of a module. Each place is differentiated by
-itself: where one activation is read by two modules, the gradient at the input of one is that through this module alone.
-So Σ a ⊙ ∂L/∂a over a place is the derivative of the loss by a factor on what passes there.
+A place is the first tensor that goes into, or comes out of, one call of a module; keywords come after the rest. Each
+place is differentiated by itself: where one activation is read by two modules, the gradient at the input of one is that
+through this module alone. So Σ a ⊙ ∂L/∂a over a place is the derivative of the loss by a factor on what passes there.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +19,7 @@ from apoptosis.curvature.problem import check_devices, constant, pieces, start_b
 from apoptosis.curvature.switches import Kind, Switches
 from apoptosis.errors import DataError, ModelError
 from apoptosis.progress import track
-from apoptosis.task import Batch, Task
+from apoptosis.task import Batch, Task, tensors_in
 
 __all__ = ["Place", "Seen", "Watched", "gradients_at", "visit_activations", "watched"]
 
@@ -112,7 +112,7 @@ def watched(model: nn.Module, wanted: set[Place]) -> Iterator[Watched]:
         if path not in modules:
             raise ModelError(f"Activations of module {path!r} were asked for; the model has none.")
         before, after = _hooks(path, wanted, seen)
-        handles.append(modules[path].register_forward_pre_hook(before))
+        handles.append(modules[path].register_forward_pre_hook(before, with_kwargs=True))
         handles.append(modules[path].register_forward_hook(after))
     try:
         yield seen
@@ -135,8 +135,13 @@ def _hooks(path: str, wanted: set[Place], seen: Watched) -> tuple[Any, Any]:
         place = Place(path, call, side)
         return _with_first(value, lambda t: _noted(t, place, seen)) if place in wanted else None
 
-    def before(_module: nn.Module, args: tuple[Any, ...]) -> Any:
-        return passed("input", args)
+    def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if Place(path, call, "input") not in wanted:
+            return None
+        named = [] if _has_tensor(args) else [n for n, own in kwargs.items() if _has_tensor(own)]
+        if not named:
+            return passed("input", args), kwargs
+        return args, kwargs | {named[0]: passed("input", kwargs[named[0]])}
 
     def after(_module: nn.Module, _args: Any, output: Any) -> Any:
         nonlocal call
@@ -153,6 +158,10 @@ def _noted(tensor: Tensor, place: Place, seen: Watched) -> Tensor:
     seen[place] = (own, own._version)
     # What comes out may be written to in place (ReLU): a copy goes on, and the place keeps its value.
     return own.clone() if place.side == "output" else own
+
+
+def _has_tensor(value: Any) -> bool:
+    return next(tensors_in(value), None) is not None
 
 
 def _with_first(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -10,7 +10,7 @@ from apoptosis.repair.batch_norm import batch_norm, check_has_batch_norms
 from apoptosis.repair.distil import Distil
 from apoptosis.repair.fits import LayerFit
 from apoptosis.repair.refit import Refit, Refitted
-from apoptosis.repair.table import REPAIRS, Repair, find_repair
+from apoptosis.repair.table import REPAIRS, Repair, find_repair, find_repairs
 
 __all__ = [
     "REPAIRS",
@@ -22,4 +22,5 @@ __all__ = [
     "batch_norm",
     "check_has_batch_norms",
     "find_repair",
+    "find_repairs",
 ]

@@ -106,7 +106,7 @@ class Fit:
         module: Any = self.target.module
         has_bias = module.bias is not None
         if self.ridge is None:
-            self.ridge = self.sums.best_ridge(has_bias=has_bias) if ridge is None else ridge
+            self.ridge = self.sums.best_ridge(kept, has_bias=has_bias) if ridge is None else ridge
         self.change = self.sums.solve(self.ridge, kept, has_bias=has_bias)
 
     def apply_(self) -> LayerFit:

@@ -11,7 +11,8 @@ system for each group of channels. Cost: n² numbers twice, and n³/3 multiplica
 How much penalty the data ask for, the data tell: sums of two halves of the samples are kept apart, and what is found on
 either is held against the other (`best_ridge`). Where equations are few, as for the head of a network on some hundred
 images, the least penalty would fit these images alone; and positions may be many and say much the same, as tokens of
-one image do.
+one image do. Where rows of weights have masks, each has a system of its own, m of them in the place of one: some of the
+rows tell the penalty for all.
 """
 
 import torch
@@ -23,6 +24,10 @@ __all__ = ["NormalEquations"]
 
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, float("inf"))
 """From hardly any penalty to leaving the layer as it is."""
+
+MOST_ROWS = 32
+"""Of a masked layer, to tell one penalty of six: each takes ten solutions for that. With 576 inputs, 64 outputs and
+half of the weights masked the choice takes 0.3 s of one thread, and to solve for all rows, four times over, 0.2 s."""
 
 
 class NormalEquations:
@@ -62,14 +67,18 @@ class NormalEquations:
         """Whether no NaN or infinity has passed."""
         return all(bool(t.isfinite().all()) for own in self._halves for t in (own.gram, own.cross))
 
-    def best_ridge(self, *, has_bias: bool) -> float:
-        """Which of `RIDGES` leaves least of either half, when it is solved on the other."""
+    def best_ridge(self, kept: Tensor | None = None, *, has_bias: bool) -> float:
+        """Which of `RIDGES` leaves least of either half, when it is solved on the other with those weights alone."""
         first, second = self._sums()
         if first.is_empty or second.is_empty:
             return RIDGES[0]
+        rows = None if kept is None else _spread(kept.shape[0] * kept.shape[1], MOST_ROWS)
+
+        def solved(half: _Sums, ridge: float) -> Tensor:
+            return half.solved(ridge, kept, rows, has_bias=has_bias)
+
         missed = {
-            ridge: second.left(first.solved(ridge, has_bias=has_bias))
-            + first.left(second.solved(ridge, has_bias=has_bias))
+            ridge: second.left(solved(first, ridge)) + first.left(solved(second, ridge))
             for ridge in RIDGES
         }
         return min(missed, key=missed.__getitem__)
@@ -83,18 +92,7 @@ class NormalEquations:
             has_bias: the last input is the constant 1, on which there is no penalty.
         """
         first, second = self._sums()
-        whole = first + second
-        if kept is None or ridge == float("inf"):
-            return whole.solved(ridge, has_bias=has_bias)
-        gram, cross = whole.penalised(ridge, has_bias=has_bias), whole.cross
-        if has_bias:
-            kept = torch.cat([kept, kept.new_ones(*kept.shape[:2], 1)], 2)
-        found = torch.zeros_like(cross)
-        for group, row in torch.cartesian_prod(*(torch.arange(n) for n in kept.shape[:2])).tolist():
-            own = kept[group, row].nonzero()[:, 0]
-            part = _solved(gram[group, own][:, own][None], cross[group, row, own][None, None])
-            found[group, row, own] = part[0, 0]
-        return found
+        return (first + second).solved(ridge, kept, has_bias=has_bias)
 
     def left(self, change: Tensor) -> float:
         """Σ ‖r − D x‖²."""
@@ -147,10 +145,23 @@ class _Sums:
         free += ridge * free.mean(1, keepdim=True)
         return gram
 
-    def solved(self, ridge: float, *, has_bias: bool) -> Tensor:
+    def solved(
+        self,
+        ridge: float,
+        kept: Tensor | None = None,
+        rows: Tensor | None = None,
+        *,
+        has_bias: bool,
+    ) -> Tensor:
+        """D; with `kept` in these rows alone, counted through all groups, or in all of them."""
         if ridge == float("inf"):
             return torch.zeros_like(self.cross)
-        return _solved(self.penalised(ridge, has_bias=has_bias), self.cross)
+        gram = self.penalised(ridge, has_bias=has_bias)
+        if kept is None:
+            return _solved(gram, self.cross)
+        if has_bias:
+            kept = torch.cat([kept, kept.new_ones(*kept.shape[:2], 1)], 2)
+        return _solved_by_rows(gram, self.cross, kept, rows)
 
 
 def _solved(gram: Tensor, cross: Tensor) -> Tensor:
@@ -159,3 +170,22 @@ def _solved(gram: Tensor, cross: Tensor) -> Tensor:
     if not failed.any():
         return torch.cholesky_solve(cross.mT, factor).mT
     return cross @ torch.linalg.pinv(gram, hermitian=True)
+
+
+def _solved_by_rows(gram: Tensor, cross: Tensor, kept: Tensor, rows: Tensor | None) -> Tensor:
+    """The same for each row on those inputs that it keeps; zero elsewhere.
+
+    One after the other: brought to one size and solved together, they took longer on a CPU.
+    """
+    found = torch.zeros_like(cross)
+    asked = range(kept.shape[0] * kept.shape[1]) if rows is None else rows.tolist()
+    for group, row in (divmod(number, kept.shape[1]) for number in asked):
+        own = kept[group, row].nonzero()[:, 0]
+        part = _solved(gram[group, own][:, own][None], cross[group, row, own][None, None])
+        found[group, row, own] = part[0, 0]
+    return found
+
+
+def _spread(num: int, most: int) -> Tensor:
+    """Numbers below `num`, all of them or `most` at even distances."""
+    return torch.arange(min(num, most)) * num // min(num, most)

@@ -99,14 +99,14 @@ def reach(
 def noting(module: nn.Module, side: str, note: Callable[[Any], object]) -> Iterator[None]:
     """Have the first tensor that goes into a module, or comes out of it, noted at every call."""
 
-    def before(_: nn.Module, args: Any) -> None:
-        note(next(tensors_in(args), None))
+    def before(_: nn.Module, args: Any, kwargs: Any) -> None:
+        note(next(tensors_in((args, kwargs)), None))
 
     def after(_: nn.Module, _args: Any, output: Any) -> None:
         note(next(tensors_in(output), None))
 
     if side == "input":
-        hook = module.register_forward_pre_hook(before)
+        hook = module.register_forward_pre_hook(before, with_kwargs=True)
     else:
         hook = module.register_forward_hook(after)
     try:

@@ -14,7 +14,7 @@ from apoptosis.repair.refit import Refit
 from apoptosis.structure import Plan
 from apoptosis.task import Batch, Task
 
-__all__ = ["REPAIRS", "Repair", "find_repair"]
+__all__ = ["REPAIRS", "Repair", "find_repair", "find_repairs"]
 
 Repair: TypeAlias = Callable[
     [nn.Module, nn.Module, Plan | MaskPlan, Iterable[Batch], Task | None], nn.Module
@@ -32,3 +32,20 @@ def find_repair(asked: "Repair | str") -> Repair:
     if not isinstance(asked, str) or asked not in REPAIRS:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"The repair {asked!r} was asked for; there are {', '.join(REPAIRS)}.")
     return REPAIRS[asked]
+
+
+def find_repairs(asked: "Iterable[Repair | str]") -> list[Repair]:
+    """Several, to follow each other.
+
+    Raises:
+        ConfigError: batch norms are to be measured anew after a refit, which has fitted layers to what they are: that
+            takes back most of what it brought (docs/repair.md).
+    """
+    found = [find_repair(one) for one in asked]
+    refits = [place for place, own in enumerate(found) if isinstance(own, Refit)]
+    if refits and batch_norm in found[refits[0] :]:
+        raise ConfigError(
+            "The repair 'batch_norm' was asked for after 'refit', which fits layers to the statistics that are there: "
+            "measured anew after it, they undo most of it. Put 'batch_norm' before 'refit', or leave it out."
+        )
+    return found

@@ -261,11 +261,13 @@ class _Recorder(ProxyTorchDispatchMode):
                 self._stack.append(paths[module])
                 entered.append(len(self.program.calls))
 
-        def leave(module: nn.Module, args: Any, output: Any) -> None:
+        def leave(module: nn.Module, args: Any, *rest: Any) -> None:
+            # keywords and output; after an exception torch gives hooks of all modules no keywords
+            *keywords, output = rest
             if module not in paths:
                 return
             path = self._stack.pop()
-            first, last = (next(iter(tensors_in(x)), None) for x in (args, output))
+            first, last = (next(iter(tensors_in(x)), None) for x in ((args, keywords), output))
             goes_in, comes_out = (None if t is None else self.value(t) for t in (first, last))
             leaf = next(module.children(), None) is None
             when = (entered.pop(), len(self.program.calls))
@@ -276,13 +278,15 @@ class _Recorder(ProxyTorchDispatchMode):
 
         handles = [
             hooks.register_module_forward_pre_hook(enter),
-            hooks.register_module_forward_hook(leave, always_call=True),
+            hooks.register_module_forward_hook(leave, with_kwargs=True, always_call=True),
         ]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
+                # torch forgets the hook and not that it wanted keywords
+                hooks._global_forward_hooks_with_kwargs.pop(handle.id, None)
 
     def _noted(self, argument: Any) -> Any:
         if isinstance(argument, Tensor):

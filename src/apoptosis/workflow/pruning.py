@@ -10,7 +10,7 @@ made later scores worse, not better (experiments/LOG.md).
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import nn
 
 from apoptosis.checkpoint import Journal
 from apoptosis.criteria import Aggregation, Criterion, UnitScores
-from apoptosis.errors import ModelError
+from apoptosis.errors import ModelError, NonFiniteError
 from apoptosis.planning import (
     Budget,
     Limits,
@@ -31,7 +31,7 @@ from apoptosis.planning import (
 )
 from apoptosis.progress import track
 from apoptosis.records import Outcome, ScoreSummary, StepRecord
-from apoptosis.repair import Repair, find_repair
+from apoptosis.repair import Repair, find_repairs
 from apoptosis.structure import Plan, Structure, cut, trace
 from apoptosis.task import Batch, Task
 from apoptosis.workflow.arguments import (
@@ -75,18 +75,20 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         aggregation: how scores of parameters are gathered into units; the criterion's own unless given.
         selection: how units are ranked, and which are left alone.
         repair: what to do with the network afterwards, in this order; unless given, a refit after `obs`, which counts
-            on it, where the network is delivered as modules, and nothing after others. Give `[]` for nothing.
+            on it, where the network is delivered as modules whose numbers are finite, and nothing after others. Give
+            `[]` for nothing.
         repair_between: repair after every step, so that the next one scores a network that works.
         example_inputs: what to trace the model with; the first sample of the batches unless given. MACs are counted for
             these.
         journal: where a note is kept after every step; a run that was stopped goes on from the last.
 
     Returns:
-        The small network, the plan that leads to it, and a record of every step.
+        The small network, the plan that leads to it, and a record of every step. `settings["repair_left_out"]` says
+        why a repair that nobody asked for was not possible.
 
     Raises:
         BudgetError: the budget cannot be met.
-        ConfigError: an unknown criterion, or less than one step.
+        ConfigError: an unknown criterion, less than one step, or repairs in an order that undoes one of them.
         DataError: there are no batches, or they can be read only once.
 
     >>> from apoptosis.data import digits
@@ -97,8 +99,10 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     """
     check_data(batches)
     check_choices(budget, steps, repair, task, selection)
+    repair = None if repair is None else tuple(repair)
     if criterion is not None:
         settled(criterion, steps, repair)  # an unknown name is told before any work
+    find_repairs(repair or ())
     task = task or Task.classification()
     example = first_sample(model, batches, task) if example_inputs is None else example_inputs
     dense = trace(model, example)
@@ -110,7 +114,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     how, steps, repairs = settled(criterion, steps, repair)
     in_units = how.score is None and aggregation is None
     gathered = None if in_units else asdict(how.gathered(aggregation))
-    mends = _Mends(model, [find_repair(one) for one in repairs], batches, task, repair is not None)
+    mends = _Mends(model, find_repairs(repairs), batches, task, repair is not None)
 
     order = RemovalOrder(dense)
     plan, history = noted_units(journal, dense, order)
@@ -156,6 +160,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
             "steps": steps,
             "selection": asdict(selection),
             "repair": mends.names(),
+            "repair_left_out": mends.left_out,
             "repair_between": repair_between,
         },
         example,
@@ -167,7 +172,7 @@ class _Mends:
     """Repairs, one after the other, of networks that were cut from `dense` itself.
 
     What is repaired in between depends on the plan alone, not on the repairs before: a run that goes on needs no more.
-    Repairs that nobody asked for by name are left out where they are not possible.
+    Repairs that nobody asked for by name are left out where they are not possible; `left_out` says why.
     """
 
     dense: nn.Module
@@ -175,13 +180,14 @@ class _Mends:
     batches: Iterable[Batch]
     task: Task
     were_asked_for: bool
+    left_out: dict[str, str] = field(default_factory=dict[str, str])
 
     def __call__(self, small: nn.Module, plan: Plan) -> nn.Module:
         for mend in list(self.repairs):
             try:
                 small = mend(self.dense, small, plan, self.batches, self.task)
-            except ModelError:
-                self._leave_out(mend)
+            except (ModelError, NonFiniteError) as error:
+                self._leave_out(mend, error)
         return small
 
     def check(self, small: nn.Module) -> None:
@@ -190,17 +196,22 @@ class _Mends:
             if callable(check := getattr(mend, "check", None)):
                 try:
                     check(self.dense, small)
-                except ModelError:
-                    self._leave_out(mend)
+                except ModelError as error:
+                    self._leave_out(mend, error)
 
     def names(self) -> list[str]:
-        return [getattr(mend, "__name__", str(mend)) for mend in self.repairs]
+        return [_name(mend) for mend in self.repairs]
 
-    def _leave_out(self, mend: Repair) -> None:
+    def _leave_out(self, mend: Repair, error: Exception) -> None:
         """To be called where a repair has just failed."""
         if self.were_asked_for:
             raise  # noqa: PLE0704 - within the handler of the caller
         self.repairs.remove(mend)
+        self.left_out[_name(mend)] = str(error)
+
+
+def _name(mend: Repair) -> str:
+    return getattr(mend, "__name__", str(mend))
 
 
 def _open(structure: Structure, selection: Selection) -> Structure:
