@@ -142,6 +142,17 @@ def test_the_same_command_goes_on_too_and_what_was_done_is_not_done_again(own, t
     assert len(judged) == 2, "before and after: what was done is not judged again"
 
 
+def test_a_run_goes_on_by_what_was_chosen_for_it_whatever_is_chosen_now(own, tmp_path, monkeypatch):
+    done(words_of(own, "prune", "--out", tmp_path / "whole"))
+    stopped(own, "prune", "--out", tmp_path / "parts")
+    monkeypatch.setattr("apoptosis.workflow.pruning.choose_criterion", lambda *_, **__: "random")
+    data = json.loads(
+        done(words_of(own, "prune", "--out", tmp_path / "parts", "--resume", "--json"))
+    )
+    assert data["settings"]["criterion"] != "random"
+    assert files(tmp_path / "parts") == files(tmp_path / "whole")
+
+
 def test_a_stopped_run_is_not_begun_anew_unasked(own, tmp_path):
     out = tmp_path / "a"
     stopped(own, "prune", "--out", out)

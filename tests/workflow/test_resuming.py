@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from apoptosis.checkpoint import open_journal
+from apoptosis.criteria import find_criterion
+from apoptosis.errors import CheckpointError, ModelError
+from apoptosis.planning import Budget, Selection
+from apoptosis.repair import Refit, batch_norm
+from apoptosis.workflow import prune
 from oracles.interrupted_run import RUNS, material, trained
 
 KINDS = sorted(RUNS)
@@ -170,3 +177,124 @@ def test_killed_at_random_moments_it_ends_the_same(unbroken, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_at_more_random_moments_it_ends_the_same(kind, seed, unbroken, tmp_path):
     check_killed(kind, unbroken, tmp_path, seed=seed + 100)
+
+
+def pruned(dense: nn.Module, place: Path, *, stop_at: int | None = None, **choices):
+    """`prune` with a journal in `place`, gone on with if it is there."""
+    with open_journal(place, {}, resume=place.exists()) as journal:
+        data = material(Fuse(stop_at))
+        return prune(dense, data.scoring, Budget(flops=0.4), journal=journal, **choices)
+
+
+def stopped_run(dense: nn.Module, place: Path, **choices) -> None:
+    """Ended in its second step: each reads the batches, and there are two of them."""
+    with pytest.raises(Stopped):
+        pruned(dense, place, stop_at=5, **choices)
+    assert list(place.glob("*.note"))
+
+
+def test_choices_that_were_not_said_again_are_those_the_run_began_with(dense, tmp_path):
+    """As if defaults had been others when it began."""
+    begun = {"criterion": "taylor-gate", "steps": 3, "repair": ["batch_norm"]}
+    whole = pruned(dense, tmp_path / "whole", **begun)
+    stopped_run(dense, tmp_path / "parts", **begun)
+    found = pruned(dense, tmp_path / "parts")
+    assert_same(found.model.state_dict(), whole.model.state_dict())
+    assert found.settings == whole.settings
+    assert len(found.history) == 3
+
+
+def test_a_default_repair_stays_one_that_nobody_insists_on(dense, tmp_path, monkeypatch):
+    """Where it fails, it is left out, in the second life too; said to begin with, it is told."""
+
+    def failing(*_):
+        raise ModelError("no layers")
+
+    monkeypatch.setattr(Refit, "__call__", failing)
+    stopped_run(dense, tmp_path / "unsaid", criterion="obs", steps=2)
+    found = pruned(dense, tmp_path / "unsaid")
+    assert list(found.settings["repair_left_out"].values()) == ["no layers"]
+    stopped_run(dense, tmp_path / "said", criterion="obs", steps=2, repair=["refit"])
+    with pytest.raises(ModelError, match="no layers"):
+        pruned(dense, tmp_path / "said")
+
+
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        ({"criterion": "magnitude"}, r"criterion \"taylor-gate\" \(now \"magnitude\"\)"),
+        ({"steps": 5}, r"steps 3 \(now 5\)"),
+        ({"repair": ["batch_norm"]}, r"repair \[\] \(now \[\"batch_norm\"\]\)"),
+        ({"repair_between": True}, r"repair_between false \(now true\)"),
+        ({"selection": Selection(floor=2)}, r"selection.floor 1 \(now 2\)"),
+        ({"aggregation": "paper"}, r"aggregation null \(now "),
+    ],
+    ids=lambda own: next(iter(own)) if isinstance(own, dict) else "",
+)
+def test_other_choices_than_the_run_began_with_are_refused(dense, tmp_path, now, told):
+    place = tmp_path / "run"
+    stopped_run(dense, place, criterion="taylor-gate", steps=3)
+    with pytest.raises(CheckpointError, match=told) as caught:
+        pruned(dense, place, **now)
+    assert "Go on with the same" in str(caught.value)
+    assert str(place) in str(caught.value)
+    assert len(str(caught.value)) < 600
+    assert len(pruned(dense, place, criterion="taylor-gate").history) == 3, "notes are as they were"
+
+
+def test_another_budget_than_the_run_began_with_is_refused(dense, tmp_path):
+    stopped_run(dense, tmp_path / "run", criterion="taylor-gate", steps=3)
+    with (
+        open_journal(tmp_path / "run", {}, resume=True) as journal,
+        pytest.raises(CheckpointError, match=r"budget.flops 0.4 \(now 0.3\)"),
+    ):
+        prune(dense, material().scoring, Budget(flops=0.3), journal=journal)
+
+
+def test_what_was_given_as_an_object_has_to_be_given_again(dense, tmp_path):
+    own = replace(find_criterion("taylor-gate"), name="mine")
+    mend = Refit(scope="consumers")
+    begun = {"criterion": own, "steps": 3, "repair": [mend]}
+    whole = pruned(dense, tmp_path / "whole", **begun)
+    stopped_run(dense, tmp_path / "parts", **begun)
+    with pytest.raises(CheckpointError, match=r"criterion 'mine'.*criterion="):
+        pruned(dense, tmp_path / "parts", repair=[mend])
+    with pytest.raises(CheckpointError, match=r"repair .*consumers.*repair="):
+        pruned(dense, tmp_path / "parts", criterion=own)
+    found = pruned(dense, tmp_path / "parts", criterion=own, repair=[mend])
+    assert_same(found.model.state_dict(), whole.model.state_dict())
+
+
+def test_a_repair_without_a_name_of_its_own_is_known_again(dense, tmp_path):
+    """Its text has an address in it, which is another one in each process."""
+    begun = {"criterion": "taylor-gate", "steps": 3}
+    stopped_run(dense, tmp_path / "run", repair=[partial(batch_norm)], **begun)
+    away = [partial(batch_norm) for _ in range(3)]
+    found = pruned(dense, tmp_path / "run", repair=[away[-1]], **begun)
+    assert "0x" not in found.settings["repair"][0]
+
+
+def without_choices_(place: Path) -> None:
+    """As notes were before they had them."""
+    with open_journal(place, {}, resume=True) as journal:
+        note = journal.read("step")
+        assert note is not None
+        facts = {name: own for name, own in note.facts.items() if name != "choices"}
+        journal.write("step", facts, note.tensors)
+
+
+@pytest.mark.parametrize("said", [{}, {"criterion": "taylor-gate"}, {"steps": 3}])
+def test_notes_that_do_not_say_what_they_are_of_are_refused(dense, tmp_path, said):
+    stopped_run(dense, tmp_path / "run", criterion="taylor-gate", steps=3)
+    without_choices_(tmp_path / "run")
+    with pytest.raises(CheckpointError, match=r"older version.*[Bb]egin again in a new folder"):
+        pruned(dense, tmp_path / "run", **said)
+
+
+def test_notes_that_do_not_say_what_they_are_of_go_on_where_that_is_said(dense, tmp_path):
+    begun = {"criterion": "taylor-gate", "steps": 3}
+    whole = pruned(dense, tmp_path / "whole", **begun)
+    stopped_run(dense, tmp_path / "parts", **begun)
+    without_choices_(tmp_path / "parts")
+    found = pruned(dense, tmp_path / "parts", **begun)
+    assert_same(found.model.state_dict(), whole.model.state_dict())

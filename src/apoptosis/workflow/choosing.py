@@ -6,6 +6,7 @@ linear layers read. Where too little of a network is that to meet the budget, or
 predictions, `oba` in many steps is taken: it scores whatever has parameters.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -19,7 +20,7 @@ from apoptosis.repair import Repair
 from apoptosis.structure import Structure
 from apoptosis.task import Task
 
-__all__ = ["DEFAULT_CRITERION", "FALLBACK_CRITERION", "choose_criterion", "settled"]
+__all__ = ["DEFAULT_CRITERION", "FALLBACK_CRITERION", "choose_criterion", "name_of", "settled"]
 
 DEFAULT_CRITERION = "obs"
 FALLBACK_CRITERION = "oba"
@@ -69,3 +70,8 @@ def settled(
         how.steps if steps is None else steps,
         how.repair if repair is None else tuple(repair),
     )
+
+
+def name_of(repair: Repair) -> str:
+    """What a record calls it: the same in every process, so without addresses of objects."""
+    return getattr(repair, "__name__", None) or re.sub(r" at 0x[0-9a-fA-F]+", "", str(repair))

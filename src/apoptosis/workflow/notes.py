@@ -2,33 +2,130 @@
 
 No weight changes while units or weights are chosen: who stays says all, and the network is made of the dense one again.
 Only norms that were measured on the way have numbers of their own.
+
+What a caller of `prune` leaves unsaid is settled when the run begins, and another version may settle it otherwise. So
+its notes also have what was settled: criterion, steps, repair and the rest. The settings of a journal are no place for
+that, they are the caller's and known before. A run that goes on takes from its note what is not said again, and is
+refused where something else is said: half of one removal sequence and half of another is what nobody asked for.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from apoptosis.checkpoint import Journal, read_step, step_as_json
+from apoptosis.criteria import CRITERIA, Criterion
+from apoptosis.errors import CheckpointError
 from apoptosis.masks import MaskPlan
 from apoptosis.records import StepRecord
+from apoptosis.repair import REPAIRS, Repair
 from apoptosis.structure import Plan, Structure
+from apoptosis.workflow.choosing import name_of
 from apoptosis.workflow.removal_order import RemovalOrder
 
-__all__ = ["note_masks", "note_units", "noted_masks", "noted_units"]
+__all__ = [
+    "Told",
+    "check_as_begun",
+    "note_masks",
+    "note_units",
+    "noted_masks",
+    "noted_units",
+    "told_as_begun",
+]
 
 NAME = "step"
 MASKS, BUFFERS = "masks", "buffer."
+CHOICES, INSISTED = "choices", "repair_was_asked_for"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What `prune` was told of what it would choose itself; None where nothing was said."""
+
+    criterion: Criterion | str | None
+    steps: int | None
+    repair: tuple[Repair | str, ...] | None
+    insists: bool
+    """On the repair: one that nobody asked for may be left out."""
+
+
+def told_as_begun(told: Told, journal: Journal | None) -> Told:
+    """With what the notes of a run say where nothing was said; as it is where there are none.
+
+    Raises:
+        CheckpointError: the notes do not say, or name what only the caller has.
+    """
+    note = None if journal is None else journal.read(NAME)
+    if journal is None or note is None:
+        return told
+    begun = note.facts.get(CHOICES)
+    if begun is None:
+        if told.criterion is not None and told.steps is not None:
+            return told
+        raise CheckpointError(
+            f"The notes in {journal.folder} are of an older version and do not say by which criterion, and in how many "
+            "steps, their run was to go; defaults have changed. Begin again in a new folder; or, if you know both, say "
+            "criterion=… and steps=… as they were."
+        )
+    found = replace(told, steps=begun["steps"] if told.steps is None else told.steps)
+    if told.criterion is None:
+        named = CRITERIA.get(begun["criterion"])
+        found = replace(found, criterion=_found(named, journal, "criterion", begun["criterion"]))
+    if told.repair is None:
+        known = {name_of(own): name for name, own in REPAIRS.items()}
+        mends = [_found(known.get(own), journal, "repair", own) for own in begun["repair"]]
+        found = replace(found, repair=tuple(mends), insists=begun[INSISTED])
+    return found
+
+
+def _found(own: Any, journal: Journal, what: str, name: str) -> Any:
+    if own is None:
+        raise CheckpointError(
+            f"The notes in {journal.folder} are of a run with the {what} {name!r}, which no table has. Give it again: "
+            f"{what}=…; or begin again in a new folder."
+        )
+    return own
+
+
+def check_as_begun(journal: Journal | None, choices: Mapping[str, Any]) -> None:
+    """Refuse to go on with a run that began with other choices.
+
+    Raises:
+        CheckpointError: they differ; it says where.
+    """
+    note = None if journal is None else journal.read(NAME)
+    if journal is None or note is None or CHOICES not in note.facts:
+        return
+    begun, now = dict(_flat(note.facts[CHOICES])), dict(_flat(_plain(choices)))
+    other = [
+        f"{name} {begun.get(name, 'not said')} (now {now.get(name, 'not said')})"
+        for name in dict.fromkeys((*begun, *now))
+        if begun.get(name) != now.get(name) and name != INSISTED
+    ]
+    if other:
+        raise CheckpointError(
+            f"{journal.folder} has notes of a run with other choices: {', '.join(other[:6])}. Go on with the same (a "
+            "criterion, steps or repair that is not said is taken from the notes), or begin again in a new folder."
+        )
 
 
 def note_units(
-    journal: Journal | None, plan: Plan, history: Sequence[StepRecord], order: RemovalOrder
+    journal: Journal | None,
+    plan: Plan,
+    history: Sequence[StepRecord],
+    order: RemovalOrder,
+    choices: Mapping[str, Any],
 ) -> None:
-    """After a step of `prune`."""
+    """After a step of `prune`, with the choices that led to it."""
     if journal is not None:
         kept = {name: [int(unit) for unit in own] for name, own in plan.kept.items()}
         steps = [step_as_json(step) for step in history]
-        journal.write(NAME, {"kept": kept, "history": steps}, order.as_tensors())
+        facts = {"kept": kept, "history": steps, CHOICES: _plain(choices)}
+        journal.write(NAME, facts, order.as_tensors())
 
 
 def noted_units(
@@ -64,3 +161,17 @@ def noted_masks(
             buffer.copy_(note.tensors[f"{BUFFERS}{name}"])
     masks = MaskPlan.from_bytes(note.tensors[MASKS].numpy().tobytes())
     return masks, [read_step(step) for step in note.facts["history"]]
+
+
+def _plain(choices: Mapping[str, Any]) -> dict[str, Any]:
+    """As JSON gives them back."""
+    return json.loads(json.dumps(choices, default=str))
+
+
+def _flat(choices: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Every choice as a text, those of a selection or a budget by themselves."""
+    for name, own in choices.items():
+        parts = own if isinstance(own, Mapping) else {}
+        yield from ((f"{name}.{part}", json.dumps(value)) for part, value in parts.items())
+        if not parts:
+            yield name, json.dumps(own)

@@ -40,8 +40,15 @@ from apoptosis.workflow.arguments import (
     failures_explained,
     first_sample,
 )
-from apoptosis.workflow.choosing import choose_criterion, settled
-from apoptosis.workflow.notes import note_units, noted_units
+from apoptosis.workflow.choosing import choose_criterion, name_of, settled
+from apoptosis.workflow.notes import (
+    INSISTED,
+    Told,
+    check_as_begun,
+    note_units,
+    noted_units,
+    told_as_begun,
+)
 from apoptosis.workflow.removal_order import RemovalOrder
 
 __all__ = ["default_selection", "prune"]
@@ -80,7 +87,8 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         repair_between: repair after every step, so that the next one scores a network that works.
         example_inputs: what to trace the model with; the first sample of the batches unless given. MACs are counted for
             these.
-        journal: where a note is kept after every step; a run that was stopped goes on from the last.
+        journal: where a note is kept after every step; a run that was stopped goes on from the last, with the
+            criterion, steps and repair it began with where these are not said.
 
     Returns:
         The small network, the plan that leads to it, and a record of every step. `settings["repair_left_out"]` says
@@ -88,6 +96,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
 
     Raises:
         BudgetError: the budget cannot be met.
+        CheckpointError: the journal is of a run that began with other choices.
         ConfigError: an unknown criterion, less than one step, or repairs in an order that undoes one of them.
         DataError: there are no batches, or they can be read only once.
 
@@ -103,18 +112,31 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     if criterion is not None:
         settled(criterion, steps, repair)  # an unknown name is told before any work
     find_repairs(repair or ())
+    told = told_as_begun(
+        Told(criterion=criterion, steps=steps, repair=repair, insists=repair is not None), journal
+    )
     task = task or Task.classification()
     example = first_sample(model, batches, task) if example_inputs is None else example_inputs
     dense = trace(model, example)
     selection = selection or default_selection(model)
     check_reachable(dense, budget, selection)
-    criterion = criterion or choose_criterion(
+    criterion = told.criterion or choose_criterion(
         model, dense, budget, selection, task, aggregation=aggregation
     )
-    how, steps, repairs = settled(criterion, steps, repair)
+    how, steps, repairs = settled(criterion, told.steps, told.repair)
     in_units = how.score is None and aggregation is None
-    gathered = None if in_units else asdict(how.gathered(aggregation))
-    mends = _Mends(model, find_repairs(repairs), batches, task, repair is not None)
+    mends = _Mends(model, find_repairs(repairs), batches, task, told.insists)
+    settings: dict[str, Any] = {
+        "criterion": how.name,
+        "aggregation": None if in_units else asdict(how.gathered(aggregation)),
+        "budget": budget.shares(),
+        "steps": steps,
+        "selection": asdict(selection),
+        "repair": mends.names(),
+        "repair_between": repair_between,
+    }
+    choices = {**settings, INSISTED: told.insists}
+    check_as_begun(journal, choices)
 
     order = RemovalOrder(dense)
     plan, history = noted_units(journal, dense, order)
@@ -146,23 +168,14 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
             small, structure, plan = cut(model, full), dense.after(full), full
         before = history[-1].left if history else {g.name: g.size for g in dense.groups}
         history.append(_record(step, units, structure, before, time.perf_counter() - start))
-        note_units(journal, plan, history, order)
+        note_units(journal, plan, history, order, choices)
     small = cut(model, plan) if repair_between or small is model else small
     return Outcome(
         mends(small, plan),
         plan,
         tuple(history),
         spending(dense, plan, budget, selection),
-        {
-            "criterion": how.name,
-            "aggregation": gathered,
-            "budget": budget.shares(),
-            "steps": steps,
-            "selection": asdict(selection),
-            "repair": mends.names(),
-            "repair_left_out": mends.left_out,
-            "repair_between": repair_between,
-        },
+        {**settings, "repair": mends.names(), "repair_left_out": mends.left_out},
         example,
     )
 
@@ -200,18 +213,14 @@ class _Mends:
                     self._leave_out(mend, error)
 
     def names(self) -> list[str]:
-        return [_name(mend) for mend in self.repairs]
+        return [name_of(mend) for mend in self.repairs]
 
     def _leave_out(self, mend: Repair, error: Exception) -> None:
         """To be called where a repair has just failed."""
         if self.were_asked_for:
             raise  # noqa: PLE0704 - within the handler of the caller
         self.repairs.remove(mend)
-        self.left_out[_name(mend)] = str(error)
-
-
-def _name(mend: Repair) -> str:
-    return getattr(mend, "__name__", str(mend))
+        self.left_out[name_of(mend)] = str(error)
 
 
 def _open(structure: Structure, selection: Selection) -> Structure:
