@@ -4,16 +4,18 @@ import copy
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import astuple, replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import apoptosis as ap
-from apoptosis.criteria import CRITERIA, Criterion, find_criterion, magnitude
+from apoptosis.criteria import CRITERIA, Aggregation, Criterion, find_criterion, magnitude
+from apoptosis.criteria.obs import obs_units
 from apoptosis.data import digits
 from apoptosis.errors import (
     ApoptosisError,
@@ -27,7 +29,8 @@ from apoptosis.models import digits_cnn
 from apoptosis.planning import Budget, Selection, make_plan
 from apoptosis.progress import listen
 from apoptosis.records import Outcome
-from apoptosis.repair import Refit, batch_norm
+from apoptosis.repair import Distil, Refit, batch_norm
+from apoptosis.structure import CutProgram
 from apoptosis.task import Task
 from apoptosis.workflow import first_sample, pruning
 from apoptosis.workflow.removal_order import RemovalOrder
@@ -469,6 +472,88 @@ def test_a_network_that_becomes_a_program_goes_on_as_one(steps):
         twin = ap.zero(model, outcome.plan)
         torch.testing.assert_close(outcome.model(x), twin(x), rtol=1e-11, atol=1e-13)
         assert torch.equal(ap.cut(model, outcome.plan)(x), outcome.model(x))
+
+
+class Viewed(nn.Module):
+    """Its code names a width, or leaves it open: the same network, delivered as a program or as modules."""
+
+    def __init__(self, *, named: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.first = nn.Linear(6, 12)
+        self.norm = nn.BatchNorm1d(12)
+        self.second = nn.Linear(12, 10)
+        self.third = nn.Linear(10, 3)
+        self.named = named
+        self.double().eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.norm(self.first(x)).relu().view(len(x), 12 if self.named else -1)
+        return self.third(self.second(seen).relu())
+
+
+NUMBERS = [
+    (torch.randn(40, 6, generator=torch.Generator().manual_seed(5)).double(), torch.arange(40) % 3)
+]
+"""Of `Viewed`."""
+
+
+OF_UNITS = {name: own for name, own in CRITERIA.items() if own.score_units is not None}
+OF_UNITS["obs"] = replace(OF_UNITS["obs"], score_units=partial(obs_units, ridge=1e-12))
+"""The penalty of `obs` is in parts of the mean over inputs; zeros among them make it another one."""
+
+
+@pytest.mark.parametrize("aggregation", [None, Aggregation(normalise="mean")], ids=["", "mean"])
+@pytest.mark.parametrize("criterion", OF_UNITS)
+def test_criteria_that_need_modules_score_a_program_as_they_score_modules(criterion, aggregation):
+    how = {"criterion": OF_UNITS[criterion], "steps": 4, "repair": [], "aggregation": aggregation}
+    program, modules = (
+        ap.prune(Viewed(named=named), NUMBERS, Budget(flops=0.3), **how) for named in (True, False)
+    )
+    assert (program.plan.delivery, modules.plan.delivery) == ("program", "module")
+    assert any("first" in step.removed for step in program.history[:-1]), "scored as a program"
+    for found, want in zip(program.history, modules.history, strict=True):
+        assert found.left == want.left
+        assert found.loss == pytest.approx(want.loss, rel=1e-9)
+        for name, own in found.scores.items():
+            assert astuple(own) == pytest.approx(astuple(want.scores[name]), rel=1e-6)
+    kept, theirs = program.plan.kept, modules.plan.kept
+    assert {n: list(own) for n, own in kept.items()} == {n: list(own) for n, own in theirs.items()}
+    consistent(program, Viewed(), 4)
+
+
+def test_a_program_whose_twin_gives_something_else_is_refused_in_words():
+    """Mean and spread of a layer norm are taken over zeros too."""
+
+    class Normed(Viewed):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(12).double()
+
+    model = Normed()
+    names = [group.name for group in ap.trace(model, NUMBERS[0][0][:1]).choose(inexact=True)]
+    kinds = tuple({ap.trace(model, NUMBERS[0][0][:1])[name].kind for name in names})
+    how = {"criterion": "taylor-gate", "steps": 4, "selection": Selection(kinds=kinds)}
+    with pytest.raises(ModelError, match=r"program.*first.*one step.*oba.*Selection\(names="):
+        ap.prune(model, NUMBERS, Budget(flops=0.3), **how)
+    one = ap.prune(model, NUMBERS, Budget(flops=0.3), **{**how, "steps": 1})
+    assert one.plan.delivery == "program"
+
+
+def test_a_program_that_was_repaired_between_steps_is_refused_where_modules_are_needed():
+    how = {"criterion": "taylor-gate", "steps": 4, "repair": [Distil(steps=2)]}
+    with pytest.raises(ModelError, match=r"program.*Distil.*repair_between"):
+        ap.prune(Viewed(), NUMBERS, Budget(flops=0.3), **how, repair_between=True)
+    assert ap.prune(Viewed(), NUMBERS, Budget(flops=0.3), **how).history
+
+
+def test_a_program_to_begin_with_is_refused_by_criteria_that_need_modules():
+    model = Viewed()
+    plan = ap.trace(model, NUMBERS[0][0][:1]).plan({"first": range(8)})
+    small = ap.cut(model, plan)
+    assert isinstance(small, CutProgram)
+    with pytest.raises(ModelError, match="delivered as a program"):
+        ap.prune(small, NUMBERS, Budget(flops=0.5), criterion="obs", steps=2)
 
 
 def test_a_program_that_was_to_be_refitted_is_refused_after_the_first_step():

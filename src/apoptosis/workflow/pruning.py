@@ -50,6 +50,7 @@ from apoptosis.workflow.notes import (
     told_as_begun,
 )
 from apoptosis.workflow.removal_order import RemovalOrder
+from apoptosis.workflow.twins import scored_on_twin
 
 __all__ = ["default_selection", "prune"]
 
@@ -147,8 +148,11 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         if step <= len(history):
             continue  # in an earlier life
         start = time.perf_counter()
+        scoring = scored_on_twin(how, model, dense, small, plan)
+        if scoring is not how and repair_between:
+            mends.check_leave_alone(how)
         with failures_explained(how.name):
-            units = how.units(small, _open(structure, selection), batches, task, aggregation)
+            units = scoring.units(small, _open(structure, selection), batches, task, aggregation)
         if step == 1:
             check_reachable(dense, budget, selection, units)
         here, limits = _limits(dense, budget, selection, step / steps)
@@ -211,6 +215,19 @@ class _Mends:
                     check(self.dense, small)
                 except ModelError as error:
                     self._leave_out(mend, error)
+
+    def check_leave_alone(self, how: Criterion) -> None:
+        """Refuse repairs between steps where scores cannot be taken of what they make.
+
+        Raises:
+            ModelError: there are some.
+        """
+        if self.repairs:
+            raise ModelError(
+                f"The network is delivered as a program by now, and {how.name} needs modules: the dense network with "
+                f"zeros in the places of removed units is scored, which {', '.join(self.names())} has not repaired. "
+                "Leave out repair_between, or score by a criterion of parameters, such as `oba`."
+            )
 
     def names(self) -> list[str]:
         return [name_of(mend) for mend in self.repairs]
