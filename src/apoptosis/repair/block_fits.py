@@ -297,8 +297,9 @@ def _descend_(
         with torch.enable_grad():
             values = {name: own.at(us[name]) for name, own in unknowns.items()}
             loss = sides.missing(values, sample).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
+        slopes = torch.autograd.grad(loss, list(us.values()), allow_unused=True)
+        for own, slope in zip(us.values(), slopes, strict=True):
+            own.grad = slope
         optimizer.step()
         schedule.step()
     for own in us.values():
