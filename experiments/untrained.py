@@ -24,7 +24,7 @@ from torch import nn
 from apoptosis.criteria import UnitScores, find_criterion
 from apoptosis.data import Batches
 from apoptosis.planning import Budget, Selection, make_plan
-from apoptosis.repair import Distil, Refit, Repair, batch_norm
+from apoptosis.repair import Distil, Refit, RefitBlocks, Repair, batch_norm
 from apoptosis.structure import Plan, Structure, cut, trace
 from apoptosis.training import evaluate
 from apoptosis.workflow import prune
@@ -39,6 +39,7 @@ REPAIRS: dict[str, tuple[Repair, ...]] = {
     "batch_norm": (batch_norm,),
     "consumers": (Refit(scope="consumers"),),
     "refit": (Refit(),),
+    "refit+blocks": (Refit(), RefitBlocks()),
     "refit+distil": (Refit(), Distil()),
 }
 INNER = Selection(kinds=("channel",), per="unit", floor=2)

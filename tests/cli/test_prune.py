@@ -455,7 +455,7 @@ ERRORS = {
     "repair": (
         ["--keep-flops", "0.5", "--repair", "batchnorm"],
         "ConfigError",
-        "There is no repair 'batchnorm'. Did you mean 'batch_norm'? There are batch_norm, refit, distil, none.",
+        "Did you mean 'batch_norm'? There are batch_norm, refit, refit_blocks, distil, none.",
     ),
     "widths": (
         ["--keep-flops", "0.5", "--widths", "gobal"],

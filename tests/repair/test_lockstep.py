@@ -97,8 +97,8 @@ def marched(model, batches, plan, layers=None) -> None:
     small = cut(model, plan)
     with quietly(model, small):
         around = look_around(model, small, plan, batches[0], TASK)
-        layers = [layer for stage in around.stages for layer in stage]
-        with march(model, small, layers, batches, TASK) as going:
+        stations = [layer.station for layer in around.layers]
+        with march(model, small, stations, batches, TASK) as going:
             for _ in going.stops():
                 pass
 
@@ -130,7 +130,7 @@ def test_networks_that_remember_are_noticed(monkeypatch):
     """Without the comparison at the end their weights would be wrong."""
     model, batches, plan = case(Remembering, 5)
     want = refitted(model, batches, plan, monkeypatch, by_stages=True)
-    monkeypatch.setattr("apoptosis.repair.refit._Networks.check", lambda *_: None)
+    monkeypatch.setattr("apoptosis.repair.networks.Networks.check", lambda *_: None)
     wrong = refitted(model, batches, plan, monkeypatch, by_stages=False)
     assert any((wrong[name] - own).abs().max() > 1e-6 for name, own in want.items())
 

@@ -3,7 +3,8 @@
 Fitting a layer needs all batches at its inputs, and the layers after it need the fitted layer. Run anew for every
 layer, L layers take about L/2 forwards of everything. Here every batch has a run of its own in each network, a thread
 that stops inside the layer's call; only one of them runs at a time. When all have come, the layer is fitted, and they
-go on with what it gives now. Together that is one forward, for the memory of what is alive at a layer, of all batches.
+go on with what it gives now. Modules that are to change as a whole are waited for `ahead` of their calls. Together that
+is one forward, for the memory of what is alive at a layer, of all batches.
 
 Where maps are large not all batches set out: as many as memory has room for. That is enough there, for large maps have
 many places. The others follow where maps are smaller, and pass the layers that are fitted by then without a stop.
@@ -26,11 +27,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from apoptosis.repair.reaching import Passed, first_of, noting
-from apoptosis.repair.survey import Layer
+from apoptosis.repair.reaching import Passed, Station, first_of, noting
 from apoptosis.task import Batch, Task, tensors_in
 
-__all__ = ["March", "OutOfStepError", "Stop", "march"]
+__all__ = ["March", "OutOfStepError", "Stop", "march", "num_bytes"]
 
 MOST_BATCHES = 128
 MOST_BYTES = 3 * 2**30
@@ -47,9 +47,9 @@ class OutOfStepError(Exception):
 
 @dataclass(frozen=True)
 class Stop:
-    """All runs at one layer: what passes there in the small network and in the dense one, by batch."""
+    """All runs at one station: what passes there in the small network and in the dense one, by batch."""
 
-    layer: Layer
+    station: Station
     batches: tuple[tuple[Passed, Passed], ...]
 
 
@@ -60,36 +60,36 @@ class March:
         self,
         set_out: "Callable[[Batch], tuple[_Run, _Run]]",
         batches: Sequence[Batch],
-        layers: Sequence[Layer],
+        stations: Sequence[Station],
     ) -> None:
         """`set_out` begins a run of the small network and one of the dense one."""
         self._set_out, self._batches = set_out, batches
-        self._layers = {layer.path: layer for layer in layers}
+        self._stations = {own.path: own for own in stations}
         self._under_way: list[tuple[_Run, _Run]] = []
         self._bytes: deque[int] = deque(maxlen=LOOKING_BACK)
 
     def stops(self) -> Iterator[Stop]:
-        """Every layer, in the order of its call.
+        """Every station, in the order of the calls.
 
         Raises:
             OutOfStepError: the runs part, or there is no room for enough of them.
         """
         self._under_way.append(self._set_out(self._batches[0]))
-        for _ in range(len(self._layers)):
+        for _ in range(len(self._stations)):
             seen = [(ours.advance(), theirs.advance()) for ours, theirs in self._under_way]
-            layer = self._layer_of(seen)
-            passed = [self._at(layer, both) for both in seen]
+            station = self._station_of(seen)
+            passed = [self._at(station, both) for both in seen]
             room = self._room(passed[0])
             for _, run in zip(passed[room:], self._under_way[room:], strict=True):
                 _stop(run)
             del passed[room:], self._under_way[room:]
             for batch in self._batches[len(passed) : room]:
                 self._under_way.append(runs := self._set_out(batch))
-                both = runs[0].advance(layer.path), runs[1].advance(layer.target)
-                passed.append(self._at(layer, both))
-            yield Stop(layer, tuple(passed))
+                both = runs[0].advance(station.path), runs[1].advance(station.target)
+                passed.append(self._at(station, both))
+            yield Stop(station, tuple(passed))
         if any(run.advance() is not None for both in self._under_way for run in both):
-            raise OutOfStepError("a layer is called again")
+            raise OutOfStepError("a module is called again")
 
     def renew(self) -> None:
         """The layer that was stopped at has other weights now: go on with what it gives."""
@@ -106,22 +106,23 @@ class March:
         for run in self._under_way:
             _stop(run)
 
-    def _layer_of(self, seen: "list[tuple[_At | None, _At | None]]") -> Layer:
+    def _station_of(self, seen: "list[tuple[_At | None, _At | None]]") -> Station:
         paths = {None if ours is None else ours.path for ours, _ in seen}
-        layer = self._layers.get(paths.pop() or "") if len(paths) == 1 else None
-        if layer is None:
+        path = paths.pop()
+        station = None if path is None or paths else self._stations.get(path)
+        if station is None:
             raise OutOfStepError("batches take different ways")
-        return layer
+        return station
 
-    def _at(self, layer: Layer, both: "tuple[_At | None, _At | None]") -> tuple[Passed, Passed]:
+    def _at(self, here: Station, both: "tuple[_At | None, _At | None]") -> tuple[Passed, Passed]:
         ours, theirs = both
-        if ours is None or theirs is None or (ours.path, theirs.path) != (layer.path, layer.target):
+        if ours is None or theirs is None or (ours.path, theirs.path) != (here.path, here.target):
             raise OutOfStepError("batches take different ways")
         return ours.passed, theirs.passed
 
     def _room(self, first: tuple[Passed, Passed]) -> int:
         """How many batches can be under way here, by what the first of them shows."""
-        self._bytes.append(sum(_num_bytes(own) for own in first))
+        self._bytes.append(sum(num_bytes(own) for own in first))
         each, here = max(1, *self._bytes), len(self._under_way)
         if here * each > MOST_BYTES:
             room = MOST_BYTES // each
@@ -129,7 +130,7 @@ class March:
             room = max(here, MOST_BYTES // 2 // each)
         if room >= len(self._batches):
             return len(self._batches)
-        samples = len(first[0].given) if isinstance(first[0].given, Tensor) else 1
+        samples = next((len(own) for own in tensors_in(first[0].given) if own.ndim), 1)
         if room * samples < FEWEST_SAMPLES:
             raise OutOfStepError("activations are too large")
         return room
@@ -139,7 +140,7 @@ class March:
 def march(
     dense: nn.Module,
     small: nn.Module,
-    layers: Sequence[Layer],
+    stations: Sequence[Station],
     batches: Iterable[Batch],
     task: Task,
 ) -> Iterator[March]:
@@ -152,10 +153,10 @@ def march(
     if not 0 < len(held) <= MOST_BATCHES:
         raise OutOfStepError("there are many batches, or none")
     with ExitStack() as stack:
-        stack.enter_context(_watched(small, {layer.path: layer for layer in layers}))
-        stack.enter_context(_watched(dense, {layer.target: layer for layer in layers}))
+        stack.enter_context(_watched(small, {own.path: own for own in stations}))
+        stack.enter_context(_watched(dense, {own.target: own for own in stations}))
         going = March(
-            lambda batch: (_Run(small, batch, task), _Run(dense, batch, task)), held, layers
+            lambda batch: (_Run(small, batch, task), _Run(dense, batch, task)), held, stations
         )
         stack.callback(going.stop)
         yield going
@@ -239,15 +240,17 @@ _own = threading.local()
 
 
 @contextmanager
-def _watched(model: nn.Module, layers: Mapping[str, Layer]) -> Iterator[None]:
+def _watched(model: nn.Module, stations: Mapping[str, Station]) -> Iterator[None]:
     with ExitStack() as stack:
-        for path, layer in layers.items():
-            if layer.outlet is not None and (spot := layer.outlet.other) is not None:
-                seen_in = model.get_submodule(spot.module)
-                stack.enter_context(noting(seen_in, spot.side, partial(_note, path)))
-            hook = _watching(path)
-            module = model.get_submodule(path)
-            stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+        for path, station in stations.items():
+            own = station.watched(model, path)
+            if own.spot is not None:
+                stack.enter_context(noting(*own.spot, partial(_note, path)))
+            if station.ahead:
+                hook = own.module.register_forward_pre_hook(_ahead(path), with_kwargs=True)
+            else:
+                hook = own.module.register_forward_hook(_behind(path), with_kwargs=True)
+            stack.callback(hook.remove)
         yield
 
 
@@ -256,15 +259,23 @@ def _note(path: str, other: Any) -> None:
         run.others[path] = other
 
 
-def _watching(path: str) -> Callable[..., Any]:
-    def watch(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+def _behind(path: str) -> Callable[..., Any]:
+    def stop(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         if (run := _own_run()) is None:
             return None
         run.is_renewed = False
         run.arrive(_At(path, Passed(first_of(args, kwargs), output, run.others.pop(path, None))))
         return module.forward(*args, **kwargs) if run.is_renewed else None
 
-    return watch
+    return stop
+
+
+def _ahead(path: str) -> Callable[..., None]:
+    def stop(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if (run := _own_run()) is not None:
+            run.arrive(_At(path, Passed((args, kwargs), other=run.others.pop(path, None))))
+
+    return stop
 
 
 def _own_run() -> _Run | None:
@@ -272,6 +283,7 @@ def _own_run() -> _Run | None:
     return getattr(_own, "run", None)
 
 
-def _num_bytes(passed: Passed) -> int:
+def num_bytes(passed: Passed) -> int:
+    """Of the tensors that passed."""
     tensors = tensors_in((passed.given, passed.made, passed.other))
     return sum(own.numel() * own.element_size() for own in tensors)

@@ -15,27 +15,56 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from apoptosis.modes import in_eval_mode
-from apoptosis.structure import copy_with, model_tensors
+from apoptosis.structure import Spot, copy_with, model_tensors
 from apoptosis.task import Batch, Task, tensors_in
 
-__all__ = ["Passed", "Watched", "first_of", "noting", "quietly", "reach", "run", "shadow"]
+__all__ = [
+    "Passed",
+    "Station",
+    "Watched",
+    "first_of",
+    "noting",
+    "quietly",
+    "reach",
+    "run",
+    "shadow",
+]
 
 
 @dataclass(frozen=True, eq=False)
 class Passed:
-    """The first argument of a call, what came out, and the tensor that is added to that later, if one is."""
+    """The first argument of a call, what came out, and the tensor that is added to that later, if one is.
+
+    Ahead of a call: all of its arguments, and nothing that came out.
+    """
 
     given: Any
-    made: Any
+    made: Any = None
     other: Any = None
 
 
 @dataclass(frozen=True, eq=False)
 class Watched:
-    """A module, and where the tensor is seen that its outputs are added to."""
+    """A module, and where the tensor is seen that its outputs are added to; `ahead` of its call or after it."""
 
     module: nn.Module
     spot: tuple[nn.Module, str] | None = None
+    ahead: bool = False
+
+
+@dataclass(frozen=True)
+class Station:
+    """A module of the small network, `target` in the dense one, where runs of both are stopped and looked at."""
+
+    path: str
+    target: str
+    other: Spot | None
+    ahead: bool = False
+
+    def watched(self, model: nn.Module, path: str) -> Watched:
+        """In one of the two."""
+        spot = self.other and (model.get_submodule(self.other.module), self.other.side)
+        return Watched(model.get_submodule(path), spot, self.ahead)
 
 
 def shadow(model: nn.Module) -> nn.Module:
@@ -63,10 +92,8 @@ def run(model: nn.Module, batch: Batch, task: Task) -> None:
     model(*args, **kwargs)
 
 
-def reach(
-    model: nn.Module, watched: Mapping[str, Watched], batch: Batch, task: Task
-) -> dict[str, Passed]:
-    """What passed at the first call of each module, by the given names; none for those that were not called."""
+def reach(go: Callable[[], object], watched: Mapping[str, Watched]) -> dict[str, Passed]:
+    """What passed at the first call of each module once `go` runs; none for those that were not called."""
     seen: dict[str, Passed] = {}
     others: dict[str, Any] = {}
     alone = len(watched) == 1  # else the run goes on, and may write to what it has been given
@@ -74,25 +101,41 @@ def reach(
     def as_it_is(tensors: Any) -> Any:
         return tensors if alone else tree_map_only(Tensor, Tensor.clone, tensors)
 
-    def watching(name: str) -> Callable[..., None]:
-        def watch(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-            if name not in seen:
-                other = as_it_is(others.pop(name, None))
-                seen[name] = Passed(first_of(args, kwargs), as_it_is(output), other)
-            if len(seen) == len(watched):
-                raise _AllSeenError
-
-        return watch
+    def see(name: str, given: Any, made: Any) -> None:
+        if name not in seen:
+            given = as_it_is(given) if watched[name].ahead else given
+            seen[name] = Passed(given, as_it_is(made), as_it_is(others.pop(name, None)))
+        if len(seen) == len(watched):
+            raise _AllSeenError
 
     with ExitStack() as stack:
         for name, own in watched.items():
             if own.spot is not None:
                 stack.enter_context(noting(*own.spot, partial(others.setdefault, name)))
-            hook = own.module.register_forward_hook(watching(name), with_kwargs=True)
-            stack.callback(hook.remove)
+            stack.enter_context(stopping(own.module, partial(see, name), ahead=own.ahead))
         with suppress(_AllSeenError):
-            run(model, batch, task)
+            go()
     return seen
+
+
+@contextmanager
+def stopping(module: nn.Module, see: Callable[[Any, Any], None], *, ahead: bool) -> Iterator[None]:
+    """Have a function called with what a module is given, and unless that is `ahead` of the call, what it has made."""
+
+    def before(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        see((args, kwargs), None)
+
+    def after(_: nn.Module, args: Any, kwargs: dict[str, Any], made: Any) -> None:
+        see(first_of(args, kwargs), made)
+
+    if ahead:
+        hook = module.register_forward_pre_hook(before, with_kwargs=True)
+    else:
+        hook = module.register_forward_hook(after, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 @contextmanager

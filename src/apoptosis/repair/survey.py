@@ -22,12 +22,13 @@ from apoptosis.curvature.linear_maps import (
 )
 from apoptosis.errors import ModelError, PlanMismatchError
 from apoptosis.masks import MaskPlan
-from apoptosis.repair.reaching import run
+from apoptosis.repair.reaching import Station, run
 from apoptosis.structure import CutProgram, Indices, Outlet, Plan, find_outlets
 from apoptosis.task import Batch, Task
 
 __all__ = ["Layer", "Survey", "check_are_modules", "check_fits", "look_around"]
 
+_PLAIN = (Tensor, bool, int, float, str, torch.dtype, torch.device)
 _NO_LAYERS = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _NormBase)
 
 
@@ -46,6 +47,11 @@ class Layer:
     """The dense attention around it, where that is the target."""
     outlet: Outlet | None = None
     """What becomes of its outputs, where that is known and the dense network shows the same."""
+
+    @property
+    def station(self) -> Station:
+        """Where to look at it."""
+        return Station(self.path, self.target, self.outlet and self.outlet.other)
 
     def wanted(self, given: Any) -> Tensor:
         """What the dense module gave, as the layer would give it, all rows."""
@@ -71,13 +77,21 @@ class Survey:
 
     stages: tuple[tuple[Layer, ...], ...]
     left_alone: dict[str, str]
+    repeatable: frozenset[str]
+    """Modules that both networks call once, with tensors and plain values: a call with the same ones is the same."""
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """In the order of their calls."""
+        return tuple(layer for stage in self.stages for layer in stage)
 
 
 def look_around(
     dense: nn.Module, small: nn.Module, plan: Plan | MaskPlan, batch: Batch, task: Task
 ) -> Survey:
     """Run both on a batch."""
-    there, here = _calls(dense, batch, task), _calls(small, batch, task)
+    opaque: set[str] = set()
+    there, here = (_calls(model, batch, task, opaque) for model in (dense, small))
     found: list[tuple[int, Layer]] = []
     left_alone: dict[str, str] = {}
     cuts = _Cuts(plan, dict(dense.named_modules()), small)
@@ -96,7 +110,8 @@ def look_around(
     found = [(place, replace(own, outlet=outlets.get(own.path))) for place, own in found]
     order = {path: number for number, path in enumerate(here)}
     found.sort(key=lambda item: order[item[1].path])
-    return Survey(tuple(map(tuple, _staged(found))), left_alone)
+    once = {path for path in here if len(here[path]) == 1 == len(there.get(path, []))}
+    return Survey(tuple(map(tuple, _staged(found))), left_alone, frozenset(once - opaque))
 
 
 def _staged(found: list[tuple[int, Layer]]) -> list[list[Layer]]:
@@ -249,10 +264,11 @@ def _target(
     return (around, attention) if is_shown else (None, None)
 
 
-def _calls(model: nn.Module, batch: Batch, task: Task) -> dict[str, list[int]]:
+def _calls(model: nn.Module, batch: Batch, task: Task, opaque: set[str]) -> dict[str, list[int]]:
     """By module, in the order of first calls: for every call, the number of the tensor it read.
 
-    Calls that follow each other may read the same.
+    Calls that follow each other may read the same. Modules that are given objects go to `opaque`: a cache grows
+    whenever it is handed over.
     """
     found: dict[str, list[int]] = {}
     last: list[Any] = [None, None, 0]
@@ -265,6 +281,8 @@ def _calls(model: nn.Module, batch: Batch, task: Task) -> dict[str, list[int]]:
                 if given is not last[0] or version != last[1]:
                     last[:] = given, version, last[2] + 1
             found.setdefault(path, []).append(last[2])
+            if not _is_plain((args, kwargs)):
+                opaque.add(path)
 
         return watch
 
@@ -278,6 +296,14 @@ def _calls(model: nn.Module, batch: Batch, task: Task) -> dict[str, list[int]]:
         for handle in handles:
             handle.remove()
     return found
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    return value is None or isinstance(value, _PLAIN)
 
 
 def _has_matrix(path: str, module: nn.Module) -> bool:

@@ -11,6 +11,7 @@ from apoptosis.masks import MaskPlan
 from apoptosis.repair.batch_norm import batch_norm
 from apoptosis.repair.distil import Distil
 from apoptosis.repair.refit import Refit
+from apoptosis.repair.refit_blocks import RefitBlocks
 from apoptosis.structure import Plan
 from apoptosis.task import Batch, Task
 
@@ -21,7 +22,12 @@ Repair: TypeAlias = Callable[
 ]
 
 REPAIRS: Mapping[str, Repair] = MappingProxyType(
-    {"batch_norm": batch_norm, "refit": Refit(), "distil": Distil()}
+    {
+        "batch_norm": batch_norm,
+        "refit": Refit(),
+        "refit_blocks": RefitBlocks(),
+        "distil": Distil(),
+    }
 )
 
 
@@ -42,7 +48,7 @@ def find_repairs(asked: "Iterable[Repair | str]") -> list[Repair]:
             takes back most of what it brought (docs/repair.md).
     """
     found = [find_repair(one) for one in asked]
-    refits = [place for place, own in enumerate(found) if isinstance(own, Refit)]
+    refits = [place for place, own in enumerate(found) if isinstance(own, (Refit, RefitBlocks))]
     if refits and batch_norm in found[refits[0] :]:
         raise ConfigError(
             "The repair 'batch_norm' was asked for after 'refit', which fits layers to the statistics that are there: "

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from apoptosis.curvature.linear_maps import as_outputs, output_dim
-from apoptosis.repair.reaching import Passed, Watched
+from apoptosis.repair.reaching import Passed
 from apoptosis.repair.survey import Layer
 from apoptosis.structure import Outlet
 
@@ -54,22 +54,27 @@ class Target:
         a, c, a_dense, c_dense = (own.to(device).view(groups, -1, 1) for own in (*ours, *theirs))
         return Target(layer, module, outlet, (a, c), (a_dense, c_dense))
 
-    def watched(self, model: nn.Module, path: str) -> Watched:
-        """Where to look in a network."""
-        spot = self.outlet.other
-        seen = None if spot is None else (model.get_submodule(spot.module), spot.side)
-        return Watched(model.get_submodule(path), seen)
-
     def views(self, ours: Passed, theirs: Passed) -> tuple[Tensor, ...]:
         """What the layer gives and the dense one gave, then what both are added to; (samples, outputs, places) each."""
-        wanted = _left(self.layer, as_outputs(self.module, self.layer.wanted(theirs.made)))
+        own, dense = self.of_small(ours), self.of_dense(theirs)
+        return tuple(view for both in zip(own, dense, strict=True) for view in both)
+
+    def of_small(self, passed: Passed) -> tuple[Tensor, ...]:
+        """What the layer gives, and what that is added to, if it is."""
+        made = as_outputs(self.module, passed.made)
+        return (made,) if self.outlet.other is None else (made, self._other(passed))
+
+    def of_dense(self, passed: Passed) -> tuple[Tensor, ...]:
+        """The same of the dense layer, rows that are left."""
+        made = _left(self.layer, as_outputs(self.module, self.layer.wanted(passed.made)))
         if self.layer.factors is not None:
-            wanted = wanted.double() * self.layer.factors.to(wanted.device)
-        made = as_outputs(self.module, ours.made)
-        if self.outlet.other is None:
-            return made, wanted
-        others = as_outputs(self.module, ours.other), as_outputs(self.module, theirs.other)
-        return made, wanted, others[0], _left(self.layer, others[1])
+            made = made.double() * self.layer.factors.to(made.device)
+        return (
+            (made,) if self.outlet.other is None else (made, _left(self.layer, self._other(passed)))
+        )
+
+    def _other(self, passed: Passed) -> Tensor:
+        return as_outputs(self.module, passed.other)
 
     def sums(self, made: Tensor, wanted: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
         """z as it is and as it should be, (g, outputs, positions), of what `views` showed."""

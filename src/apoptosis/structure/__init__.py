@@ -15,7 +15,7 @@ from apoptosis.structure.axes import Indices
 from apoptosis.structure.cutting import cut
 from apoptosis.structure.groups import Group, PinnedAxis, Site, Slice, Tie
 from apoptosis.structure.kinds import KINDS
-from apoptosis.structure.outlets import Outlet, Spot, find_outlets
+from apoptosis.structure.outlets import Norm, Outlet, Spot, find_outlets
 from apoptosis.structure.plan import Plan, fingerprint_of
 from apoptosis.structure.polynomials import Polynomial
 from apoptosis.structure.recording import Example, model_tensors
@@ -31,6 +31,7 @@ __all__ = [
     "Example",
     "Group",
     "Indices",
+    "Norm",
     "Outlet",
     "PinnedAxis",
     "Plan",
