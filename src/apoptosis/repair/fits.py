@@ -1,12 +1,14 @@
 """One layer on its way to new weights: what batches show of it, the equations they make, and what these ask for.
 
-Sums are taken of two halves of the samples (`normal_equations`), and of no more places than make a difference. At first
-the target is what the dense network has there; then, where a ReLU follows, as much of it as that shows (`targets`).
+Sums are taken of two halves of the samples (`normal_equations`), and of no more places than make a difference. A layer
+may see samples in any dimension, or flattened. No sample is in both halves: its tokens say much the same, and a penalty
+that some of them choose for the others is too small. At first the target is what the dense network has there; then,
+where a ReLU follows, as much of it as that shows (`targets`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from apoptosis.repair.normal_equations import NormalEquations
 from apoptosis.repair.reaching import Passed
 from apoptosis.repair.targets import Target
 
-__all__ = ["Fit", "LayerFit"]
+__all__ = ["Fit", "LayerFit", "samples_of_rows"]
 
 ENOUGH, FEWEST_PLACES = 128, 8
 """Equations for each unknown of an output, and places of each sample: more change a fit by less than it misses by far.
@@ -49,24 +51,33 @@ class Fit:
         self.change: Tensor | None = None
         self.ridge: float | None = None
         self._before = self._wanted = 0.0
-        self._num_samples = 0
+        self._count_anew()
 
     def begin_again(self, *, alike: bool) -> None:
         """Data come once more, the same in the same order if `alike`."""
         self.sums.begin_again(alike=alike)
-        self._num_samples = 0
+        self._count_anew()
+
+    def _count_anew(self) -> None:
+        """No samples so far; a batch whose samples cannot be told apart will be counted as one."""
+        self._num_owners = 0
+        # A batch alone has no other to be held against, so it is worth a guess: in most networks samples come first.
+        # What later batches show is forgotten as well: the same data are to make the same halves.
+        is_alone = self._num_batches is not None and self._num_batches < 2
+        self._sample_dim = 0 if is_alone else None
 
     def add(self, ours: Passed, theirs: Passed) -> None:
         """What a batch shows; the first time to come as near as can be, then as far as it is seen."""
         module, views = self.target.module, self.target.views(ours, theirs)
         given = as_inputs(module, ours.given)
+        num_samples = ours.num_samples or len(given)
         if self._most_places is None and self._num_batches is not None:
-            self._most_places = self._places_of_each(self._num_batches * len(ours.given))
-        for half, rows in self._halves(len(ours.given), len(given)):
+            self._most_places = self._places_of_each(self._num_batches * num_samples)
+        each = max(1, len(given) // num_samples)  # rows, which share the places of their sample
+        most = None if self._most_places is None else ceil(self._most_places / each)
+        for half, rows in self._halves(tuple(ours.given.shape[: 1 - given.ndim]), ours.num_samples):
             some = (own[rows] for own in (given, *views))
-            for inputs, *own in pairs(
-                module, *some, generator=self.sums.generator, most=self._most_places
-            ):
+            for inputs, *own in pairs(module, *some, generator=self.sums.generator, most=most):
                 self._add(half, inputs, *self.target.sums(*own))
 
     def _add(self, half: int, inputs: Tensor, now: Tensor, wanted: Tensor) -> None:
@@ -84,17 +95,28 @@ class Fit:
         wanted = ENOUGH * (as_matrix(module, module.weight).shape[2] + 1) / num_samples
         return max(FEWEST_PLACES, min(ceil(wanted), enough_places(module)))
 
-    def _halves(self, num_samples: int, num_rows: int) -> Iterator[tuple[int, Tensor]]:
-        """Rows of every second sample, however data are cut into batches; a sample may be several rows."""
-        each = max(1, num_rows // max(1, num_samples))
-        owners = torch.arange(num_rows) // each + self._num_samples
-        self._num_samples += -(-num_rows // each)
-        step = 1 if self._most_places is None else max(1, each // self._most_places)
-        counted = torch.arange(num_rows) % step == 0
+    def _halves(
+        self, leading: tuple[int, ...], num_samples: int | None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Rows of every second sample, however data are cut into batches; of every second batch if need be."""
+        rows = torch.arange(prod(leading))
+        if not len(rows):
+            return
+        if leading.count(num_samples) == 1:
+            self._sample_dim = leading.index(num_samples)
+        owners = samples_of_rows(leading, num_samples, self._sample_dim)
+        before, num = self._num_owners, 1 if owners is None else int(owners.max()) + 1
+        self._num_owners += num
+        if owners is None:
+            yield before % 2, rows
+            return
+        step = 1 if self._most_places is None else max(1, len(rows) // num // self._most_places)
+        # Sample by sample: every so many rows as they lie might be all of some samples, and none of the others.
+        counted = owners.argsort(stable=True)[::step]
         for half in (0, 1):
-            rows = ((owners % 2 == half) & counted).nonzero()[:, 0]
-            if len(rows):
-                yield half, rows
+            own = counted[(owners[counted] + before) % 2 == half]
+            if len(own):
+                yield half, own
 
     def solve(self, ridge: float | None, kept: Tensor | None) -> None:
         """Set the change."""
@@ -116,6 +138,35 @@ class Fit:
         wanted = self._wanted or 1.0
         after = self.sums.left(self.change) / wanted
         return LayerFit(self.target.layer.path, self._before / wanted, after)
+
+
+def samples_of_rows(
+    leading: Sequence[int], num_samples: int | None, sample_dim: int | None = None
+) -> Tensor | None:
+    """Of each row of what a layer is given the number of its sample in the batch; None where that cannot be told.
+
+    A dimension of just as many is that of the samples. Where there is none, they may be flattened into the first, each
+    in one piece.
+
+    Args:
+        leading: the dimensions that count rows, all but those of one row.
+        num_samples: of the batch.
+        sample_dim: where samples are if several dimensions are of just as many.
+
+    >>> samples_of_rows((2, 3), 3).tolist()  # tokens first
+    [0, 1, 2, 0, 1, 2]
+    """
+    rows = torch.arange(prod(leading))
+    if num_samples == 1:
+        return torch.zeros_like(rows)
+    if not leading or not num_samples:
+        return None
+    dims = [dim for dim, size in enumerate(leading) if size == num_samples]
+    if len(dims) > 1:
+        dims = [dim for dim in dims if dim == sample_dim]
+    elif not dims and not leading[0] % num_samples:
+        return rows // (len(rows) // num_samples)
+    return rows // prod(leading[dims[0] + 1 :]) % num_samples if dims else None
 
 
 def _squares(tensor: Tensor) -> float:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from apoptosis.repair.reaching import Passed, Station, first_of, noting
+from apoptosis.repair.reaching import Passed, Station, first_of, noting, num_samples_of
 from apoptosis.task import Batch, Task, tensors_in
 
 __all__ = ["March", "OutOfStepError", "Stop", "march", "num_bytes"]
@@ -130,8 +130,7 @@ class March:
             room = max(here, MOST_BYTES // 2 // each)
         if room >= len(self._batches):
             return len(self._batches)
-        samples = next((len(own) for own in tensors_in(first[0].given) if own.ndim), 1)
-        if room * samples < FEWEST_SAMPLES:
+        if room * self._under_way[0][0].num_samples < FEWEST_SAMPLES:
             raise OutOfStepError("activations are too large")
         return room
 
@@ -177,7 +176,7 @@ class _Run:
     """One batch on its way through a network, in a thread that runs only while somebody waits for it."""
 
     def __init__(self, model: nn.Module, batch: Batch, task: Task) -> None:
-        self.batch = batch
+        self.batch, self.num_samples = batch, num_samples_of(batch, task)
         self.output: Any = None
         self.is_renewed = False
         self.others: dict[str, Any] = {}
@@ -206,11 +205,12 @@ class _Run:
         self._go.release()
         self._thread.join()
 
-    def arrive(self, passed: _At) -> None:
+    def arrive(self, path: str, given: Any, made: Any = None) -> None:
         """Called within the thread: wait here, unless it is on its way further."""
-        if self._destination not in (None, passed.path):
+        passed = Passed(given, made, self.others.pop(path, None), self.num_samples)
+        if self._destination not in (None, path):
             return
-        self._passed, self.is_renewed = passed, False
+        self._passed, self.is_renewed = _At(path, passed), False
         self._back.release()
         self._go.acquire()
         if self._is_stopped:
@@ -264,7 +264,7 @@ def _behind(path: str) -> Callable[..., Any]:
         if (run := _own_run()) is None:
             return None
         run.is_renewed = False
-        run.arrive(_At(path, Passed(first_of(args, kwargs), output, run.others.pop(path, None))))
+        run.arrive(path, first_of(args, kwargs), output)
         return module.forward(*args, **kwargs) if run.is_renewed else None
 
     return stop
@@ -273,7 +273,7 @@ def _behind(path: str) -> Callable[..., Any]:
 def _ahead(path: str) -> Callable[..., None]:
     def stop(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if (run := _own_run()) is not None:
-            run.arrive(_At(path, Passed((args, kwargs), other=run.others.pop(path, None))))
+            run.arrive(path, (args, kwargs))
 
     return stop
 

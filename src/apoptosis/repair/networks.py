@@ -1,7 +1,7 @@
 """Both networks side by side: what they show of layers, which of these are to be fitted, and why others are not."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -13,7 +13,7 @@ from apoptosis.curvature.linear_maps import is_product
 from apoptosis.errors import DataError
 from apoptosis.repair.fits import Fit
 from apoptosis.repair.lockstep import OutOfStepError
-from apoptosis.repair.reaching import Passed, Station, reach, run
+from apoptosis.repair.reaching import Passed, Station, num_samples_of, reach, run
 from apoptosis.repair.survey import Layer
 from apoptosis.repair.targets import Target
 from apoptosis.task import Batch, Task
@@ -56,7 +56,12 @@ class Networks:
         for batch in batches:
             theirs = reach(partial(run, self.dense, batch, self.task), there)
             ours = reach(partial(run, self.mended, batch, self.task), here)
-            yield {path: (ours[path], theirs[path]) for path in ours if path in theirs}
+            num = num_samples_of(batch, self.task)
+            yield {
+                path: (replace(own, num_samples=num), theirs[path])
+                for path, own in ours.items()
+                if path in theirs
+            }
 
     def gathered(self, stage: tuple[Layer, ...], reading: Reading) -> dict[str, Fit]:
         """What data show of layers that need fitting and can be fitted; why others cannot is noted."""

@@ -24,6 +24,7 @@ __all__ = [
     "Watched",
     "first_of",
     "noting",
+    "num_samples_of",
     "quietly",
     "reach",
     "run",
@@ -41,6 +42,8 @@ class Passed:
     given: Any
     made: Any = None
     other: Any = None
+    num_samples: int | None = None
+    """Of the batch: what a layer is given may have them in any dimension, or be flattened."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +93,11 @@ def run(model: nn.Module, batch: Batch, task: Task) -> None:
     """One forward on copies of the batch's inputs."""
     args, kwargs = tree_map_only(Tensor, Tensor.clone, task.inputs(batch))
     model(*args, **kwargs)
+
+
+def num_samples_of(batch: Batch, task: Task) -> int:
+    """As many as the task can split it into; its `count` may be of tokens."""
+    return sum(1 for _ in task.split(batch, 1))
 
 
 def reach(go: Callable[[], object], watched: Mapping[str, Watched]) -> dict[str, Passed]:
