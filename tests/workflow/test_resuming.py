@@ -24,6 +24,7 @@ from apoptosis.criteria import find_criterion
 from apoptosis.errors import CheckpointError, ModelError
 from apoptosis.planning import Budget, Selection
 from apoptosis.repair import Refit, batch_norm
+from apoptosis.structure import trace
 from apoptosis.workflow import prune
 from oracles.interrupted_run import RUNS, material, trained
 
@@ -263,6 +264,43 @@ def test_what_was_given_as_an_object_has_to_be_given_again(dense, tmp_path):
         pruned(dense, tmp_path / "parts", criterion=own)
     found = pruned(dense, tmp_path / "parts", criterion=own, repair=[mend])
     assert_same(found.model.state_dict(), whole.model.state_dict())
+
+
+def test_a_criterion_of_ones_own_does_not_pass_for_the_one_whose_name_it_has(dense, tmp_path):
+    own = replace(find_criterion("taylor-gate"), score_units=find_criterion("gates").score_units)
+    stopped_run(dense, tmp_path / "run", criterion=own, steps=3)
+    with pytest.raises(CheckpointError, match=r"criterion 'taylor-gate \(your own\)'.*again"):
+        pruned(dense, tmp_path / "run")
+    with pytest.raises(CheckpointError, match=r"your own.* \(now \"taylor-gate\"\)"):
+        pruned(dense, tmp_path / "run", criterion="taylor-gate")
+    found = pruned(dense, tmp_path / "run", criterion=own)
+    assert found.settings["criterion"] == "taylor-gate"
+
+
+def test_a_repair_of_ones_own_does_not_pass_for_the_one_whose_name_it_has(dense, tmp_path):
+    def own(*args):
+        return batch_norm(*args)
+
+    own.__name__ = "batch_norm"
+    begun = {"criterion": "taylor-gate", "steps": 3}
+    stopped_run(dense, tmp_path / "run", repair=[own], **begun)
+    with pytest.raises(CheckpointError, match=r"repair 'batch_norm \(your own\)'.*again"):
+        pruned(dense, tmp_path / "run", **begun)
+    assert pruned(dense, tmp_path / "run", repair=[own], **begun).settings["repair"] == [
+        "batch_norm"
+    ]
+
+
+def test_choices_given_as_sets_are_noted_in_the_same_order_by_every_process(dense, tmp_path):
+    """Texts have other hashes in each process, and sets another order."""
+    inputs, _ = next(iter(material().scoring))
+    chosen = Selection(kinds={group.kind for group in trace(dense, inputs[:1]).groups})
+    place = tmp_path / "run"
+    stopped_run(dense, place, criterion="taylor-gate", steps=3, selection=chosen)
+    with open_journal(place, {}, resume=True) as journal:
+        note = journal.read("step")
+    assert note is not None
+    assert note.facts["choices"]["selection"]["kinds"] == sorted(chosen.kinds)
 
 
 def test_a_repair_without_a_name_of_its_own_is_known_again(dense, tmp_path):

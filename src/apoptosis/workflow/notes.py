@@ -10,7 +10,7 @@ refused where something else is said: half of one removal sequence and half of a
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from apoptosis.workflow.removal_order import RemovalOrder
 __all__ = [
     "Told",
     "check_as_begun",
+    "choices_of",
     "note_masks",
     "note_units",
     "noted_masks",
@@ -76,7 +77,7 @@ def told_as_begun(told: Told, journal: Journal | None) -> Told:
         named = CRITERIA.get(begun["criterion"])
         found = replace(found, criterion=_found(named, journal, "criterion", begun["criterion"]))
     if told.repair is None:
-        known = {name_of(own): name for name, own in REPAIRS.items()}
+        known = _repairs_by_name()
         mends = [_found(known.get(own), journal, "repair", own) for own in begun["repair"]]
         found = replace(found, repair=tuple(mends), insists=begun[INSISTED])
     return found
@@ -89,6 +90,28 @@ def _found(own: Any, journal: Journal, what: str, name: str) -> Any:
             f"{what}=…; or begin again in a new folder."
         )
     return own
+
+
+def choices_of(
+    settings: Mapping[str, Any], how: Criterion, repairs: Iterable[Repair], *, insists: bool
+) -> dict[str, Any]:
+    """What notes have of a run: its settings, where criteria and repairs of the caller's own do not pass for ours."""
+    known = _repairs_by_name()
+    return {
+        **settings,
+        "criterion": _marked(how.name, how, CRITERIA),
+        "repair": [_marked(name_of(own), own, known) for own in repairs],
+        INSISTED: insists,
+    }
+
+
+def _repairs_by_name() -> dict[str, Repair]:
+    return {name_of(own): own for own in REPAIRS.values()}
+
+
+def _marked(name: str, own: object, table: Mapping[str, object]) -> str:
+    """The name, marked where a table has something else by it."""
+    return name if table.get(name, own) == own else f"{name} (your own)"
 
 
 def check_as_begun(journal: Journal | None, choices: Mapping[str, Any]) -> None:
@@ -164,8 +187,10 @@ def noted_masks(
 
 
 def _plain(choices: Mapping[str, Any]) -> dict[str, Any]:
-    """As JSON gives them back."""
-    return json.loads(json.dumps(choices, default=str))
+    """As JSON gives them back; sets in an order that is the same in every process."""
+    return json.loads(
+        json.dumps(choices, default=lambda own: sorted(own) if isinstance(own, Set) else str(own))
+    )
 
 
 def _flat(choices: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -42,9 +42,9 @@ from apoptosis.workflow.arguments import (
 )
 from apoptosis.workflow.choosing import choose_criterion, name_of, settled
 from apoptosis.workflow.notes import (
-    INSISTED,
     Told,
     check_as_begun,
+    choices_of,
     note_units,
     noted_units,
     told_as_begun,
@@ -100,6 +100,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         CheckpointError: the journal is of a run that began with other choices.
         ConfigError: an unknown criterion, less than one step, or repairs in an order that undoes one of them.
         DataError: there are no batches, or they can be read only once.
+        ModelError: the network is delivered as a program, and what was asked for needs modules.
 
     >>> from apoptosis.data import digits
     >>> from apoptosis.models import digits_cnn
@@ -136,7 +137,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         "repair": mends.names(),
         "repair_between": repair_between,
     }
-    choices = {**settings, INSISTED: told.insists}
+    choices = choices_of(settings, how, mends.repairs, insists=told.insists)
     check_as_begun(journal, choices)
 
     order = RemovalOrder(dense)

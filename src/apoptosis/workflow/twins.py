@@ -2,7 +2,8 @@
 
 Its twin has them: the dense network with zeros where units have gone (`zero`), which gives what the cut one gives where
 cutting is exact. The twin is scored on the dense structure, and scores of units that are still there are kept. Units
-that have gone cost nothing there and give nothing, so that the others are worth what they are worth in the cut network.
+that have gone cost nothing there and give nothing, so that the others are worth what they are worth in the cut network
+(by `obs` nearly so: its penalty is in parts of a mean over inputs, zeros among them).
 """
 
 from collections.abc import Iterable, Mapping
