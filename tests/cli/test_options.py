@@ -56,8 +56,8 @@ def test_help_tells_the_choices_and_defaults_of_the_library():
     obs, others = CRITERIA[DEFAULT_CRITERION], CRITERIA[FALLBACK_CRITERION]
     assert (obs.steps, others.steps) == (1, 20)
     assert "unless said, once for obs and 20 times for others" in text
-    assert obs.repair == ("refit",)
-    assert "Unless said, refit after obs" in text
+    assert obs.repair == ("refit", "refit_blocks")
+    assert "Unless said, refit and refit_blocks after obs" in text
 
 
 def test_help_and_answers_to_typos_do_not_wait_for_torch():

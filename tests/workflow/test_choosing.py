@@ -12,7 +12,7 @@ from apoptosis.data import digits
 from apoptosis.errors import ConfigError, ModelError, NonFiniteError
 from apoptosis.models import digits_cnn
 from apoptosis.planning import Budget, Selection
-from apoptosis.repair import Refit, batch_norm
+from apoptosis.repair import REPAIRS, Refit, batch_norm
 from apoptosis.structure import trace
 from apoptosis.task import Task
 from apoptosis.workflow import choose_criterion, settled
@@ -38,7 +38,7 @@ X = torch.randn(40, 4, generator=torch.Generator().manual_seed(1))
 
 def test_obs_in_one_step_and_a_refit_without_labels():
     outcome = ap.prune(mlp(), [X], HALF)
-    assert said(outcome) == ("obs", 1, ["Refit(scope='every', ridge=None, rounds=3)"])
+    assert said(outcome) == ("obs", 1, [str(REPAIRS["refit"]), str(REPAIRS["refit_blocks"])])
     assert not torch.equal(outcome.model[4].weight, ap.cut(mlp(), outcome.plan)[4].weight)
 
 
@@ -160,7 +160,7 @@ def test_unknown_names_are_told_before_the_model_is_run():
 
 
 def test_settled_says_what_is_good_for_a_criterion():
-    assert settled("obs", None, None)[1:] == (1, ("refit",))
+    assert settled("obs", None, None)[1:] == (1, ("refit", "refit_blocks"))
     assert settled("taylor", None, None)[1:] == (20, ())
     assert settled("obs", 3, [batch_norm])[1:] == (3, (batch_norm,))
 

@@ -116,8 +116,9 @@ def plain_place(path: Path | None) -> Path | None:
 
 
 REPAIR_HELP = (
-    "batch_norm measures statistics anew, refit gives layers new weights by least squares, distil follows the dense "
-    "network for 300 steps; none needs labels. May be repeated: one after the other."
+    "batch_norm measures statistics anew, refit gives layers new weights by least squares, refit_blocks then whole "
+    "blocks by small steps, distil follows the dense network for 300 steps; none needs labels. May be repeated: one "
+    "after the other."
 )
 AGGREGATION_HELP = (
     "How scores of parameters become those of units: default, paper, layers, units, signed. The criterion's own unless "

@@ -83,7 +83,8 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
     repair: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"Mend the small network: {REPAIR_HELP} Unless said, refit after obs; none for nothing.",
+            help=f"Mend the small network: {REPAIR_HELP} "
+            "Unless said, refit and refit_blocks after obs; none for nothing.",
             show_default=False,
             rich_help_panel=UNITS,
         ),

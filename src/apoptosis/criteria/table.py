@@ -134,7 +134,7 @@ _ENTRIES = (
         "what a unit costs when its readers are refitted, along the cheapest path",
         score_units=obs_units,
         steps=1,
-        repair=("refit",),
+        repair=("refit", "refit_blocks"),
     ),
     Criterion("obd-hessian", "½ θ² diag H, by Hutchinson", partial(obd, diagonal="hessian")),
     Criterion("obd-ggn", "½ θ² diag of Gauss-Newton, by Hutchinson", partial(obd, diagonal="ggn")),

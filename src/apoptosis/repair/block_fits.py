@@ -50,9 +50,9 @@ TINY = 1e-10
 
 @dataclass(frozen=True)
 class Descent:
-    """How many steps, how long, in parts of a layer's root mean square weight, and who draws their order."""
+    """How often each sample comes, how long steps are (in a layer's root mean square weights), who draws the order."""
 
-    steps: int
+    epochs: int
     learning_rate: float
     seed: int
 
@@ -96,7 +96,7 @@ class _Unknown:
     unit: Tensor
 
     def at(self, u: Tensor) -> Tensor:
-        """Its value."""
+        """Its value, so many units from the start."""
         return self.start + (self.unit * u).to(self.start.dtype)
 
 
@@ -248,14 +248,13 @@ def _descended(
     held = samples[HELD_OUT // 2 - 1 :: HELD_OUT]
     seen = [own for own in samples if own not in held] or list(samples)
     judges = held or seen
-    us = {name: torch.zeros_like(own.unit) for name, own in unknowns.items()}
 
-    def missed(part: float) -> float:
-        values = {name: own.at(part * us[name]) for name, own in unknowns.items()}
+    def missed(values: Mapping[str, Tensor]) -> float:
         return sum(_squares(sides.missing(values, own)) for own in judges)
 
+    values = {name: own.start for name, own in unknowns.items()}
     wanted = sum(_squares(sides.wanted(own)) for own in judges)
-    before = missed(0.0)
+    after = before = missed(values)
     if not math.isfinite(before + wanted):
         raise NonFiniteError(
             f"Block {sides.block.path!r} was to be fitted, and NaN or infinity passes it in the dense or the small "
@@ -263,47 +262,35 @@ def _descended(
         )
     if before <= TINY * wanted:
         return None
-    _descend_(sides, unknowns, us, seen, descent)
-    after, part = before, 0.0
+    way = _descend(sides, unknowns, seen, descent)
     for part in PARTS:
-        after = missed(part)
-        if after < before:
+        further = {name: own.at(part * way[name]) for name, own in unknowns.items()}
+        if (found := missed(further)) < before:
+            values, after = further, found
             break
-    else:
-        after, part = before, 0.0
-    values = {name: own.at(part * us[name]) for name, own in unknowns.items()}
     return _Found(values, before / (wanted or 1.0), after / (wanted or 1.0))
 
 
-def _descend_(
-    sides: _Sides,
-    unknowns: Mapping[str, _Unknown],
-    us: Mapping[str, Tensor],
-    samples: Sequence[_Sample],
-    descent: Descent,
-) -> None:
-    """Steps from `us` on, in place, each on one of the samples; all of them come before one comes again."""
-    for own in us.values():
-        own.requires_grad_()
+def _descend(
+    sides: _Sides, unknowns: Mapping[str, _Unknown], samples: Sequence[_Sample], descent: Descent
+) -> dict[str, Tensor]:
+    """The way that steps take, each on one of the samples, in the units of the unknowns."""
+    us = {name: torch.zeros_like(own.unit).requires_grad_() for name, own in unknowns.items()}
     generator = torch.Generator().manual_seed(descent.seed)
     optimizer = torch.optim.Adam(us.values(), descent.learning_rate, BETAS)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: one_cycle(step / descent.steps)
-    )
-    order: list[int] = []
-    for _ in range(descent.steps):
-        order = order or torch.randperm(len(samples), generator=generator).tolist()
-        sample = samples[order.pop()]
-        with torch.enable_grad():
-            values = {name: own.at(us[name]) for name, own in unknowns.items()}
-            loss = sides.missing(values, sample).square().mean()
-        slopes = torch.autograd.grad(loss, list(us.values()), allow_unused=True)
-        for own, slope in zip(us.values(), slopes, strict=True):
-            own.grad = slope
-        optimizer.step()
-        schedule.step()
-    for own in us.values():
-        own.requires_grad_(False)  # noqa: FBT003 - torch's signature
+    num_steps = descent.epochs * len(samples)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: one_cycle(n / num_steps))
+    for _ in range(descent.epochs):
+        for which in torch.randperm(len(samples), generator=generator).tolist():
+            with torch.enable_grad():
+                values = {name: own.at(us[name]) for name, own in unknowns.items()}
+                loss = sides.missing(values, samples[which]).square().mean()
+            slopes = torch.autograd.grad(loss, list(us.values()), allow_unused=True)
+            for own, slope in zip(us.values(), slopes, strict=True):
+                own.grad = slope
+            optimizer.step()
+            schedule.step()
+    return {name: own.detach() for name, own in us.items()}
 
 
 @contextmanager

@@ -42,19 +42,19 @@ class RefitBlocks:
     """A repair: new weights by steps on each block's own error. See the module's docstring.
 
     Attributes:
-        steps: of each block.
+        epochs: of each block, how often its steps go through the data.
         batch_size: samples of one step; batches that are given smaller stay so.
         learning_rate: of the longest steps, in parts of a layer's root mean square weight.
         seed: of the order of the steps.
     """
 
-    steps: int = 320
+    epochs: int = 10
     batch_size: int = 50
     learning_rate: float = 0.05
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size"):
+        for name in ("epochs", "batch_size"):
             if not isinstance(number := getattr(self, name), int) or number < 1:
                 raise ConfigError(
                     f"{name}={number!r} was asked for; it is a whole number from 1 on."
@@ -150,7 +150,7 @@ class RefitBlocks:
         return found
 
     def _fit_(self, block: Block, networks: Networks, pieces: Iterable[Both]) -> list[LayerFit]:
-        descent = Descent(self.steps, self.learning_rate, self.seed)
+        descent = Descent(self.epochs, self.learning_rate, self.seed)
         fit = fit_block_(block, networks, list(pieces), descent)
         return [] if fit is None else [fit]
 

@@ -82,9 +82,9 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         steps: how often the network is scored and cut; 1 for `obs` and 20 for others, unless given.
         aggregation: how scores of parameters are gathered into units; the criterion's own unless given.
         selection: how units are ranked, and which are left alone.
-        repair: what to do with the network afterwards, in this order; unless given, a refit after `obs`, which counts
-            on it, where the network is delivered as modules whose numbers are finite, and nothing after others. Give
-            `[]` for nothing.
+        repair: what to do with the network afterwards, in this order; unless given, a refit of layers and of blocks
+            after `obs`, which counts on it, where the network is delivered as modules whose numbers are finite, and
+            nothing after others. Give `[]` for nothing.
         repair_between: repair after every step, so that the next one scores a network that works.
         example_inputs: what to trace the model with; the first sample of the batches unless given. MACs are counted for
             these.
