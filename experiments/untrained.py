@@ -1,16 +1,19 @@
 """How much is lost without labels and without training? The public narrow ResNet32, by who chooses and who repairs.
 
     python experiments/untrained.py --device cuda --draws 0 1 2 --out untrained.csv
+    python experiments/untrained.py --of macs --removed 0.5 0.7 --draws 0 1 2 --out untrained_macs_narrow.csv
+    python experiments/untrained.py --of macs --checkpoint data/small_vit --out untrained_macs_vit.csv
 
-Shares of the 560 channels inside blocks are removed, at least 2 left in each. Scores and repairs see a draw of 2,000
-training images (`--images` takes fewer, the first ones); accuracy on test images 0–4,999 (`choose`) and 5,000–9,999
+Shares of the 560 channels inside blocks are removed, at least 2 left in each; or of the MACs, from everything that
+`prune` would cut, residual streams too. `--checkpoint` takes another network of CIFAR-10 (`small_vit.py` trains one).
+Scores and repairs see a draw of 2,000 training images (`--images` takes fewer, the first ones); accuracy on test images 0–4,999 (`choose`) and 5,000–9,999
 (`report`). A way is criterion:steps, with `+` where the network is refitted between the steps. One line per network,
 written when it is done; `--skip` leaves out what other files have. `untrained_tables.py` makes the page.
 """
 
 import argparse
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -45,6 +48,24 @@ REPAIRS: dict[str, tuple[Repair, ...]] = {
 INNER = Selection(kinds=("channel",), per="unit", floor=2)
 
 
+@dataclass(frozen=True)
+class Cut:
+    """Who may go, and what is counted."""
+
+    selection: Selection
+    budget: Callable[[float], Budget]
+
+    def of(self, structure: Structure) -> Structure:
+        """With groups that may go alone."""
+        return replace(structure, groups=tuple(self.selection.groups(structure)))
+
+
+CUTS = {
+    "channels": Cut(INNER, lambda removed: Budget(units=1 - removed)),
+    "macs": Cut(Selection(), lambda removed: Budget(flops=1 - removed)),
+}
+
+
 def networks(args: argparse.Namespace, data: Cifar, dense: nn.Module) -> Iterator[list[Row]]:
     """All repairs of one plan are one job."""
     done = measured(args.skip)
@@ -56,7 +77,7 @@ def networks(args: argparse.Namespace, data: Cifar, dense: nn.Module) -> Iterato
         }
         if any(wanted.values()):
             batches = first(data.draw(draw, 250), args.images)
-            choice = Choice(dense, structure, batches, way, draw)
+            choice = Choice(dense, structure, batches, way, draw, CUTS[args.of])
             for removed, names in wanted.items():
                 if names:
                     yield list(repaired(data, choice, (draw, way, removed), names))
@@ -71,24 +92,24 @@ class Choice:
     batches: Sequence[tuple[torch.Tensor, ...]]
     way: str
     draw: int
+    cut: Cut = CUTS["channels"]
 
     @cached_property
     def scored(self) -> tuple[UnitScores, float]:
         """Of the dense network, and the seconds."""
         start = time.perf_counter()
         criterion = find_criterion(self.way.partition(":")[0]).seeded(self.draw)
-        inner = replace(self.structure, groups=tuple(INNER.groups(self.structure)))
-        units = criterion.units(self.dense, inner, self.batches)
+        units = criterion.units(self.dense, self.cut.of(self.structure), self.batches)
         return units, time.perf_counter() - start
 
     def plan(self, removed: float) -> tuple[Plan, float]:
         """And the seconds of the choice, those of scores that serve other shares too among them."""
         name, _, steps = self.way.partition(":")
-        start, budget = time.perf_counter(), Budget(units=1 - removed)
+        start, budget = time.perf_counter(), self.cut.budget(removed)
         if steps == "1":
             units, spent = self.scored
             start = time.perf_counter()
-            plan = make_plan(self.structure, units, budget, INNER)
+            plan = make_plan(self.structure, units, budget, self.cut.selection)
             return plan, spent + time.perf_counter() - start
         outcome = prune(
             self.dense,
@@ -96,7 +117,7 @@ class Choice:
             budget,
             criterion=find_criterion(name).seeded(self.draw),
             steps=int(steps.rstrip("+")),
-            selection=INNER,
+            selection=self.cut.selection,
             repair=[Refit()] if steps.endswith("+") else [],
             repair_between=steps.endswith("+"),
         )
@@ -154,6 +175,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", default="data/carry/draws.npz")
     parser.add_argument("--weights", default="data/carry")
+    parser.add_argument("--checkpoint", help="a folder, instead of the public network")
+    parser.add_argument("--of", choices=CUTS, default="channels")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--images", type=int, default=2000)
@@ -166,7 +189,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     data = load_cifar(args.data, args.device)
-    dense = public_network(32, args.weights, args.device)
+    if args.checkpoint:
+        dense = load(args.checkpoint).to(args.device).eval()
+    else:
+        dense = public_network(32, args.weights, args.device)
     count = len(args.draws) * len(args.ways) * len(args.removed)
     write_lines(args.out, networks(args, data, dense), count)
 
