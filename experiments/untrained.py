@@ -24,6 +24,7 @@ from cifar import Cifar, load_cifar, public_network
 from narrow_lines import Row, read_lines, write_lines
 from torch import nn
 
+from apoptosis.checkpoint import load
 from apoptosis.criteria import UnitScores, find_criterion
 from apoptosis.data import Batches
 from apoptosis.planning import Budget, Selection, make_plan
