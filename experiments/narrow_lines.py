@@ -37,10 +37,11 @@ def write_lines(path: Path, jobs: Iterable[Sequence[Row]], count: int) -> None:
     with path.open("w", newline="") as out:
         writer: csv.DictWriter[str] | None = None
         for done, rows in enumerate(jobs, 1):
-            if writer is None:
+            if rows and writer is None:
                 writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
                 writer.writeheader()
-            writer.writerows({k: _short(v) for k, v in row.items()} for row in rows)
+            if writer is not None:
+                writer.writerows({k: _short(v) for k, v in row.items()} for row in rows)
             out.flush()
             print(f"{done} of {count} jobs", flush=True)
 

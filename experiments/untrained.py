@@ -6,9 +6,10 @@
 
 Shares of the 560 channels inside blocks are removed, at least 2 left in each; or of the MACs, from everything that
 `prune` would cut, residual streams too. `--checkpoint` takes another network of CIFAR-10 (`small_vit.py` trains one).
-Scores and repairs see a draw of 2,000 training images (`--images` takes fewer, the first ones); accuracy on test images 0–4,999 (`choose`) and 5,000–9,999
-(`report`). A way is criterion:steps, with `+` where the network is refitted between the steps. One line per network,
-written when it is done; `--skip` leaves out what other files have. `untrained_tables.py` makes the page.
+Scores and repairs see a draw of 2,000 training images (`--images` takes fewer, the first ones); accuracy on test images
+0–4,999 (`choose`) and 5,000–9,999 (`report`). A way is criterion:steps, with `+` where the network is refitted between
+the steps. One line per network, written when it is done; `--skip` leaves out what other files have.
+`untrained_tables.py` makes the page.
 """
 
 import argparse

@@ -24,6 +24,7 @@ from torch import nn
 
 from apoptosis.checkpoint import write_file
 from apoptosis.data import Augmentation, DataSet, Split, cifar10
+from apoptosis.errors import ApoptosisError
 from apoptosis.models import resnet32
 from apoptosis.planning import Budget, Selection
 from apoptosis.structure import cut, trace
@@ -149,12 +150,13 @@ class Bench:
         """A network by one way; rounds share the epochs. `cut_test`: the dense network cut so, before any training."""
         args, dense = self.args, self.dense(way.seed)
         aggregation, selection = ALLOCATIONS[way.allocation]
+        selection = replace(selection, round_to=args.round_to)
         material = self.material(way.seed)
         structure = trace(dense, torch.zeros(1, 3, 32, 32, device=args.device))
         steps = max(1, args.steps // len(way.rounds))
         pruning = Pruning(
             criterion=way.criterion,
-            steps=1 if way.allocation == "uniform" else steps,
+            steps=1 if way.allocation == "uniform" or way.criterion == "obs" else steps,
             aggregation=aggregation,
             selection=selection,
         )
@@ -179,6 +181,7 @@ class Bench:
             "schedule": way.schedule,
             "seed": way.seed,
             "epochs": way.epochs,
+            "round_to": args.round_to,
             "macs": last.spent[0].got,
             "params": last.spent[1].got,
             "thinnest": min(k / w for k, w in zip(kept, widths, strict=True)),
@@ -246,7 +249,11 @@ def _job(job: tuple[Way | int, argparse.Namespace]) -> list[Row]:
     global _bench
     what, args = job
     _bench = _bench or Bench(args)
-    return [_bench.train(what) if isinstance(what, int) else _bench.prune(what)]
+    try:
+        return [_bench.train(what) if isinstance(what, int) else _bench.prune(what)]
+    except ApoptosisError as error:  # others go on
+        print(f"{what}: {type(error).__name__}: {error}", flush=True)
+        return []
 
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -268,7 +275,10 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--fine-rate", type=float, default=0.2)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--samples", type=int, default=2560)
-    parser.add_argument("--score-batch", type=int, default=640)
+    parser.add_argument("--score-batch", type=int, default=256)
+    parser.add_argument(
+        "--round-to", type=int, default=8, help="widths, as GPUs want them in 16 bits"
+    )
     parser.add_argument("--limit", type=int, help="at most so many images of each part, to try it")
     parser.add_argument("--skip", type=Path, nargs="*", default=())
     parser.add_argument("--out", type=Path, required=True)

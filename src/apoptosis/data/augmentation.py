@@ -83,8 +83,8 @@ class Augmentation:
         padded = F.pad(images, (self.pad,) * 4)
         across = torch.arange(width)
         columns = torch.where(moves.mirrored[:, None] == 1, across.flip(0), across)
-        rows = (moves.top[:, None] + torch.arange(height)).to(device)
-        columns = (moves.left[:, None] + columns).to(device)
+        rows = _sent(moves.top[:, None] + torch.arange(height), device)
+        columns = _sent(moves.left[:, None] + columns, device)
         places = rows[:, :, None] * (width + 2 * self.pad) + columns[:, None, :]
         places = places.view(num, 1, -1).expand(-1, channels, -1)
         return padded.flatten(2).gather(2, places).view(images.shape)
@@ -93,7 +93,8 @@ class Augmentation:
         height, width = images.shape[2:]
         rows = self._near(moves.hole // width, height)
         columns = self._near(moves.hole % width, width)
-        hole = (rows[:, :, None] & columns[:, None, :]).to(images.device)
+        rows, columns = _sent(rows, images.device), _sent(columns, images.device)
+        hole = rows[:, :, None] & columns[:, None, :]
         return images.masked_fill(hole[:, None], 0)
 
     def _near(self, middle: Tensor, length: int) -> Tensor:
@@ -101,3 +102,8 @@ class Augmentation:
         start = (middle - self.cutout // 2)[:, None]
         places = torch.arange(length)
         return (places >= start) & (places < start + self.cutout)
+
+
+def _sent(drawn: Tensor, device: torch.device) -> Tensor:
+    """Without waiting for what the device has still to do: a small network would wait more than it computes."""
+    return drawn.to(device, non_blocking=True)

@@ -41,8 +41,9 @@ class Normalisation:
         scale = 1.0 if images.is_floating_point() else 255.0
         if self.mean is None or self.std is None:
             return images if images.dtype == torch.float32 else images.float() / scale
+        # Sent without waiting for what the device has still to do: there is a batch at work there.
         mean, std = (
-            scale * torch.tensor(values, device=images.device).view(-1, 1, 1)
+            (scale * torch.tensor(values)).view(-1, 1, 1).to(images.device, non_blocking=True)
             for values in (self.mean, self.std)
         )
         # The bytes' float copy is ours to change; a float32 image is the caller's.
