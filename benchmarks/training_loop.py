@@ -104,7 +104,7 @@ def measured(args: argparse.Namespace) -> dict[str, list[float]]:
             taken = seconds(lambda way=way, model=model: way(model, split, args), args.device)
             if number:
                 times[name].append(taken)
-            ends[name] = nn.utils.parameters_to_vector(model.parameters()).detach().float()
+            ends[name] = torch.cat([p.detach().float().flatten() for p in model.parameters()])
     scale = ends["bare"].norm()
     for name in ("fit_", "noted"):
         apart = float((ends[name] - ends["bare"]).norm() / scale)

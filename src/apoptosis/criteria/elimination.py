@@ -72,7 +72,7 @@ class Reader:
         self.weights = self.weights.T[
             flat
         ].T  # a unit's weights next to each other, as `costs` reads them
-        self.columns = torch.arange(len(flat)).reshape(self.columns.shape)
+        self.columns = torch.arange(len(flat), device=flat.device).reshape(self.columns.shape)
 
     def among(self, units: Tensor) -> "Reader":
         """The same for some of the units, numbered by their places there."""
@@ -85,7 +85,10 @@ class Reader:
 
 @dataclass(frozen=True, eq=False)
 class Path:
-    """The order in which units go, and what each costs when its turn comes; both (units,), first who goes first."""
+    """The order in which units go, and what each costs when its turn comes; both (units,), first who goes first.
+
+    On the CPU, wherever the readers were.
+    """
 
     order: Tensor
     costs: Tensor
@@ -108,41 +111,43 @@ def eliminate(readers: Sequence[Reader], num_units: int) -> Path:
     for reader in readers:
         reader.compact_()
     at_once = ceil(num_units / ROUNDS)
-    left = torch.ones(num_units, dtype=torch.bool)
+    left = torch.ones(num_units, dtype=torch.bool, device=readers[0].units.device)
+    num_left = num_units
     order: list[Tensor] = []
     paid: list[Tensor] = []
-    while left.any():
+    while num_left:
         total = torch.where(left, _total(readers, num_units), torch.inf)
-        num = min(at_once, int(left.sum()))
-        few = total.topk(min(CANDIDATES * num, int(left.sum())), largest=False).indices
+        num = min(at_once, num_left)
+        few = total.topk(min(CANDIDATES * num, num_left), largest=False).indices
         places, costs = _one_by_one([own.among(few) for own in readers], len(few), num)
         order.append(few[places])
         paid.append(costs)
         left[few[places]] = False
+        num_left -= num
         for reader in readers:
             reader.without_(few[places])
-    return Path(torch.cat(order), torch.cat(paid))
+    return Path(torch.cat(order).cpu(), torch.cat(paid).cpu())
 
 
 def _one_by_one(readers: Sequence[Reader], num_units: int, num: int) -> tuple[Tensor, Tensor]:
     """The first `num` units of the greedy path, and what each costs."""
-    left = torch.ones(num_units, dtype=torch.bool)
-    order: list[int] = []
-    paid: list[float] = []
+    left = torch.ones(num_units, dtype=torch.bool, device=readers[0].units.device)
+    order: list[Tensor] = []
+    paid: list[Tensor] = []
     for _ in range(num):
         total = torch.where(left, _total(readers, num_units), torch.inf)
-        unit = int(total.argmin())
+        unit = total.argmin(keepdim=True)
         order.append(unit)
-        paid.append(float(total[unit]))
+        paid.append(total[unit])
         left[unit] = False
         if len(order) < num:
             for reader in readers:
-                reader.without_(torch.tensor([unit]))
-    return torch.tensor(order), torch.tensor(paid, dtype=torch.float64)
+                reader.without_(unit)
+    return torch.cat(order), torch.cat(paid)
 
 
 def _total(readers: Sequence[Reader], num_units: int) -> Tensor:
-    total = torch.zeros(num_units, dtype=torch.float64)
+    total = torch.zeros(num_units, dtype=torch.float64, device=readers[0].units.device)
     for reader in readers:
         total.index_add_(0, reader.units, reader.costs())
     return total

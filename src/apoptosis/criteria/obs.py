@@ -139,7 +139,10 @@ class _Part:
 
 
 class _Prepared:
-    """Inverses and weighted weights of layers, made once for several groups that they read, and kept until the last."""
+    """Inverses and weighted weights of layers, made once for several groups that they read, and kept until the last.
+
+    Moments wait on the CPU; what is at work is where the network is.
+    """
 
     def __init__(
         self, model: nn.Module, moments: dict[str, Moments], ridge: float, uses: Counter[str]
@@ -148,6 +151,7 @@ class _Prepared:
         self._model, self._moments, self._ridge = model, moments, ridge
         self._uses = uses.copy()
         self._parts: dict[str, dict[int, _Part]] = {path: {} for path in uses}
+        self._device = next(model.parameters()).device
 
     def readers(self, site: Site) -> list[Reader]:
         """One for each group of channels of the layer, with those units that it reads; prices as Γ has them."""
@@ -161,9 +165,10 @@ class _Prepared:
             units = np.flatnonzero(owners == number)
             channels = torch.from_numpy(site.indices[units] % num_channels)
             columns = (channels[:, :, None] * kernel + torch.arange(kernel)).flatten(1)
+            columns, which = (t.to(self._device) for t in (columns, torch.from_numpy(units)))
             part = self._part(site.module, number)
             said += _without_refit(part.moment, part.weights, columns)
-            found.append(Reader(part.inverse, part.weights, torch.from_numpy(units), columns))
+            found.append(Reader(part.inverse, part.weights, which, columns))
         self._uses[site.module] -= 1
         if not self._uses[site.module]:
             del self._parts[site.module]
@@ -176,13 +181,13 @@ class _Prepared:
         if number not in parts:
             module: Any = self._model.get_submodule(path)
             own = self._moments[path]
-            weight = as_matrix(module, module.weight.detach())[number].double().cpu()
+            inputs, outputs = (m[number].to(self._device) for m in (own.inputs, own.outputs))
+            weight = as_matrix(module, module.weight.detach())[number].to(inputs)
             if module.bias is not None:
-                bias = module.bias.detach().double().cpu().reshape(-1, len(weight))[number]
+                bias = module.bias.detach().to(inputs).reshape(-1, len(weight))[number]
                 weight = torch.cat([weight, bias[:, None]], 1)
-            inverse = self._inverse(own.inputs[number], has_bias=module.bias is not None)
-            weighted = _weighted(own.outputs[number], weight)
-            parts[number] = _Part(own.inputs[number], inverse, weighted)
+            inverse = self._inverse(inputs, has_bias=module.bias is not None)
+            parts[number] = _Part(inputs, inverse, _weighted(outputs, weight))
         return parts[number]
 
     def gates(self, site: Site) -> Tensor:
