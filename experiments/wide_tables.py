@@ -97,8 +97,8 @@ def page(rows: Sequence[Row], dense: Sequence[Row], about: dict[str, Any]) -> It
         f"{about['device']}, torch {about['torch']}, commit {about['commit']}. Trained on 45,000 images, epochs chosen "
         "on 5,000 others, figures on the 10,000 test images (standard error about 0.25 points for one network). Seeds "
         "draw the split, the weights and all orders; every way starts from the same dense network of its seed. Mean ± "
-        "standard deviation over networks (how many). Criteria score 2,560 training images in each of 12 steps, which an "
-        "iterative run's rounds share (`obs` and uniform widths: one step), and widths are multiples of 8. "
+        "standard deviation over networks (how many). Criteria score 2,560 training images in each of 12 steps, which "
+        "an iterative run's rounds share (`obs` and uniform widths: one step), and widths are multiples of 8. "
         f"{about.get('note', '')}"
     )
     yield ""
