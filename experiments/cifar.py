@@ -22,10 +22,12 @@ __all__ = ["DRAWS", "DRAW_SIZE", "Cifar", "load_cifar", "public_network"]
 
 DRAWS = (0, 1, 2)
 DRAW_SIZE = 2000
-MEAN, STD = (
-    (0.485, 0.456, 0.406),
-    (0.229, 0.224, 0.225),
-)  # ImageNet's: what the public networks were trained with
+Statistics = tuple[tuple[float, float, float], tuple[float, float, float]]
+STATISTICS: dict[str, Statistics] = {
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+}
+"""Mean and deviation of each channel that a network saw images with: the public ones ImageNet's, ours their own."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,14 @@ class Cifar:
         return Batches(self.test[0][5000:], self.test[1][5000:], size=size)
 
 
-def load_cifar(path: Path | str = "data/carry/draws.npz", device: str = "cpu") -> Cifar:
+def load_cifar(
+    path: Path | str = "data/carry/draws.npz", device: str = "cpu", statistics: str = "imagenet"
+) -> Cifar:
     held = np.load(path)
 
     def part(name: str) -> tuple[Tensor, Tensor]:
         pixels = torch.from_numpy(held[f"x_{name}"]).to(device).permute(0, 3, 1, 2).float() / 255
-        mean, std = (torch.tensor(v, device=device).view(3, 1, 1) for v in (MEAN, STD))
+        mean, std = (torch.tensor(v, device=device).view(3, 1, 1) for v in STATISTICS[statistics])
         return (pixels - mean) / std, torch.from_numpy(held[f"y_{name}"]).to(device).long()
 
     return Cifar(part("train"), part("test"))

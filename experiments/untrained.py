@@ -1,15 +1,15 @@
-"""How much is lost without labels and without training? The public narrow ResNet32, by who chooses and who repairs.
+"""How much is lost without labels and without training? Networks of CIFAR-10, by who chooses and who repairs.
 
     python experiments/untrained.py --device cuda --draws 0 1 2 --out untrained.csv
     python experiments/untrained.py --of macs --removed 0.5 0.7 --draws 0 1 2 --out untrained_macs_narrow.csv
-    python experiments/untrained.py --of macs --checkpoint data/small_vit --out untrained_macs_vit.csv
+    python experiments/untrained.py --of macs --network small_vit --weights data --out untrained_macs_vit.csv
 
-Shares of the 560 channels inside blocks are removed, at least 2 left in each; or of the MACs, from everything that
-`prune` would cut, residual streams too. `--checkpoint` takes another network of CIFAR-10 (`small_vit.py` trains one).
-Scores and repairs see a draw of 2,000 training images (`--images` takes fewer, the first ones); accuracy on test images
-0–4,999 (`choose`) and 5,000–9,999 (`report`). A way is criterion:steps, with `+` where the network is refitted between
-the steps. One line per network, written when it is done; `--skip` leaves out what other files have.
-`untrained_tables.py` makes the page.
+The public narrow ResNet32 unless another network is named: the `wide` one (`wide_resnet32.py` trains it), or a
+`small_vit`. Shares of the narrow one's 560 channels inside blocks are removed, at least 2 left in each; or of the MACs,
+from everything that `prune` would cut, residual streams too. Scores and repairs see a draw of 2,000 training images
+(`--images` takes fewer, the first ones); accuracy on test images 0–4,999 (`choose`) and 5,000–9,999 (`report`). A way
+is criterion:steps, with `+` where the network is refitted between the steps. One line per network, written when it is
+done; `--skip` leaves out what other files have. `untrained_tables.py` makes the page.
 """
 
 import argparse
@@ -21,13 +21,15 @@ from itertools import product
 from pathlib import Path
 
 import torch
-from cifar import Cifar, load_cifar, public_network
+from cifar import Cifar, load_cifar
 from narrow_lines import Row, read_lines, write_lines
+from safetensors.torch import load_file
+from small_vit import make as small_vit
 from torch import nn
 
-from apoptosis.checkpoint import load
 from apoptosis.criteria import UnitScores, find_criterion
 from apoptosis.data import Batches
+from apoptosis.models import resnet32
 from apoptosis.planning import Budget, Selection, make_plan
 from apoptosis.repair import Distil, Refit, RefitBlocks, Repair, batch_norm
 from apoptosis.structure import Plan, Structure, cut, trace
@@ -68,6 +70,30 @@ CUTS = {
 }
 
 
+@dataclass(frozen=True)
+class Network:
+    """What can be cut: how it is made, where its numbers lie in the folder of weights, what normalised its images."""
+
+    make: Callable[[], nn.Module]
+    file: str
+    statistics: str
+
+    def load(self, folder: Path | str, device: str) -> nn.Module:
+        """With its numbers, in eval mode."""
+        model = self.make()
+        model.load_state_dict(load_file(Path(folder) / self.file))
+        return model.to(device).eval()
+
+
+NETWORKS = {
+    "narrow": Network(
+        lambda: resnet32(width=16, shortcut="pad"), "cifar10_resnet32.safetensors", "imagenet"
+    ),
+    "wide": Network(resnet32, "wide_resnet32_seed0.safetensors", "cifar10"),
+    "small_vit": Network(small_vit, "small_vit/model.safetensors", "imagenet"),
+}
+
+
 def networks(args: argparse.Namespace, data: Cifar, dense: nn.Module) -> Iterator[list[Row]]:
     """All repairs of one plan are one job."""
     done = measured(args.skip)
@@ -82,7 +108,8 @@ def networks(args: argparse.Namespace, data: Cifar, dense: nn.Module) -> Iterato
             choice = Choice(dense, structure, batches, way, draw, CUTS[args.of])
             for removed, names in wanted.items():
                 if names:
-                    yield list(repaired(data, choice, (draw, way, removed), names))
+                    rows = repaired(data, choice, (draw, way, removed), names)
+                    yield [{"network": args.network, "of": args.of, **row} for row in rows]
 
 
 @dataclass(frozen=True)
@@ -177,7 +204,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", default="data/carry/draws.npz")
     parser.add_argument("--weights", default="data/carry")
-    parser.add_argument("--checkpoint", help="a folder, instead of the public network")
+    parser.add_argument("--network", choices=NETWORKS, default="narrow")
     parser.add_argument("--of", choices=CUTS, default="channels")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
@@ -190,11 +217,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    data = load_cifar(args.data, args.device)
-    if args.checkpoint:
-        dense = load(args.checkpoint).to(args.device).eval()
-    else:
-        dense = public_network(32, args.weights, args.device)
+    network = NETWORKS[args.network]
+    data = load_cifar(args.data, args.device, network.statistics)
+    dense = network.load(args.weights, args.device)
     count = len(args.draws) * len(args.ways) * len(args.removed)
     write_lines(args.out, networks(args, data, dense), count)
 

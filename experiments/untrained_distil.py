@@ -3,8 +3,8 @@
     python experiments/untrained_distil.py --cifar data/cifar10.npz --draws 0 --out untrained_distil.csv
 
 Channels inside blocks go by `obs` in one step, layers and blocks are refitted on a draw of 2,000 images, as in
-`untrained.py`; then `Distil` on all training images, moved and flipped at random, labels unread. The same columns, so
-`untrained_tables.py` puts the lines on the same page; seconds are those of distilling alone.
+`untrained.py`; then `Distil` on all training images of `--cifar`, moved and flipped at random, labels unread. The same
+columns, so `untrained_tables.py` puts the lines on the same page; seconds are those of distilling alone.
 """
 
 import argparse
@@ -51,6 +51,8 @@ def networks(
         }
         yield [
             {
+                "network": "narrow",
+                "of": "channels",
                 "draw": draw,
                 "way": WAY,
                 "removed": removed,
