@@ -36,16 +36,17 @@ from torch import Tensor
 from apoptosis.criteria import UnitScores, find_criterion, gates
 from apoptosis.curvature import GateOptions
 from apoptosis.planning import Budget, Selection, make_plan
-from apoptosis.repair import Refit, Repair
+from apoptosis.repair import Refit, RefitBlocks, Repair
 from apoptosis.structure import Plan, Structure, cut, trace
 from apoptosis.task import Task
 
 KEPT = (0.8, 0.6)
 WAYS = ("obs", "gates", "magnitude-l2", "taylor-activation", "oba", "random")
-REPAIRS: dict[str, Repair | None] = {
-    "none": None,
-    "refit": Refit(),
-    "refit:1e-2": Refit(ridge=1e-2),
+REPAIRS: dict[str, tuple[Repair, ...]] = {
+    "none": (),
+    "refit": (Refit(),),
+    "refit:1e-2": (Refit(ridge=1e-2),),
+    "refit+blocks": (Refit(), RefitBlocks()),
 }
 TASK = Task.language_model()
 PROMPT = "<|im_start|>user\n请介绍一下长城。<|im_end|>\n<|im_start|>assistant\n"
@@ -141,11 +142,12 @@ def networks(args: argparse.Namespace, dense: Any, text: Text, judge: Judge) -> 
                 plans = {kept: planned(structure, units, way, kept) for _, _, kept, _ in wanted}
             del units  # interactions are large
             for cell in wanted:
-                plan, repair, mending = plans[cell[2]], REPAIRS[cell[3]], Cost()
+                plan, mending = plans[cell[2]], Cost()
                 small = cut(dense, plan)
-                if repair is not None:
+                if repairs := REPAIRS[cell[3]]:
                     with mending:
-                        small = repair(dense, small, plan, batches, TASK)
+                        for repair in repairs:
+                            small = repair(dense, small, plan, batches, TASK)
                 yield [_row(cell, args.sequences, small, judge, choosing, mending)]
 
 

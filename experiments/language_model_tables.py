@@ -18,7 +18,12 @@ from narrow_lines import Row, read_lines
 RESULTS = Path(__file__).parent / "results"
 KINDS = {"manual": "Chinese manual pages", "samples": "The dense network's own samples"}
 FIGURES = {"loss": "loss per token", "kl": "KL(dense ‖ small) per token"}
-REPAIRS = {"none": "as cut", "refit": "refitted", "refit:1e-2": "refitted, ridge 1e-2"}
+REPAIRS = {
+    "none": "as cut",
+    "refit": "refitted",
+    "refit:1e-2": "refitted, ridge 1e-2",
+    "refit+blocks": "refitted, blocks as well",
+}
 
 
 def page(rows: Sequence[Row], runs: Sequence[dict[str, Any]]) -> Iterator[str]:

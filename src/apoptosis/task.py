@@ -19,6 +19,7 @@ pruning and repair work for images, tokens and dictionaries alike:
 [4, 2]
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -166,12 +167,13 @@ class Task:
         """The same task with a teacher's predictions in the place of a part of the labels.
 
         The loss is (1 − w) · loss + w · T² · KL(teacher ‖ student), both softmax at temperature T. With w = 1 no labels
-        are needed.
+        are needed. As T grows the second part becomes half the variance over classes of what the logits differ by: that
+        is what an infinite temperature stands for.
 
         Args:
             teacher: asked for every batch, in eval mode and without gradients.
             weight: w.
-            temperature: T.
+            temperature: T, `math.inf` for the limit.
 
         Raises:
             ConfigError: the task has no `rows`, or a number that nobody can mean.
@@ -194,10 +196,9 @@ class Task:
             with torch.no_grad(), in_eval_mode(teacher):
                 raw = self.outputs(teacher(*args, **kwargs))
             (theirs, counted), (ours, _) = rows(raw, batch), rows(outputs, batch)
-            log_p, log_q = ((z.float() / temperature).log_softmax(1) for z in (theirs, ours))
-            apart = mean_over_rows((log_p.exp() * (log_p - log_q)).sum(1), counted)
+            apart = mean_over_rows(_divergence(theirs.float(), ours.float(), temperature), counted)
             hard = self.loss(outputs, batch) * (1 - weight) if weight < 1 else 0.0
-            return hard + weight * temperature**2 * apart
+            return hard + weight * apart
 
         return replace(self, loss=loss)
 
@@ -208,6 +209,14 @@ class Task:
                 "dataclasses.replace(task, rows=lambda outputs, batch: (logits, None))."
             )
         return self.rows
+
+
+def _divergence(theirs: Tensor, ours: Tensor, temperature: float) -> Tensor:
+    """T² KL of softmaxes at temperature T, of each row of logits."""
+    if math.isinf(temperature):
+        return 0.5 * (theirs - ours).var(1, correction=0)
+    log_p, log_q = ((z / temperature).log_softmax(1) for z in (theirs, ours))
+    return temperature**2 * (log_p.exp() * (log_p - log_q)).sum(1)
 
 
 def mean_over_rows(values: Tensor, counted: Tensor | None) -> Tensor:

@@ -1,6 +1,7 @@
 """A network that follows the dense one: without labels, the same in every run, in eval mode all along."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -60,14 +61,21 @@ def test_predictions_come_closer_without_any_label(case):
     assert apart(model, found, x) < 0.5 * apart(model, small, x)
 
 
-def test_a_step_is_adams_on_the_divergence():
+@pytest.mark.parametrize("temperature", [1.0, math.inf])
+def test_a_step_is_adams_on_what_is_apart(temperature):
     """By hand: the first step of AdamW without decay moves every weight by the rate, against the gradient's sign."""
     model, x = small_case("mlp").model(), 3 * normal(30, 4)
     plan, small = halved(model, x)
-    found = Distil(steps=1, learning_rate=1e-3)(model, small, plan, [(x, None)])
+    how = Distil(steps=1, learning_rate=1e-3, temperature=temperature)
+    found = how(model, small, plan, [(x, None)])
     mine = copy.deepcopy(small)
-    theirs = model(x).detach().log_softmax(1)
-    F.kl_div(mine(x).log_softmax(1), theirs, log_target=True, reduction="batchmean").backward()
+    theirs, ours = model(x).detach(), mine(x)
+    if math.isinf(temperature):
+        missing = (ours - ours.mean(1, keepdim=True)) - (theirs - theirs.mean(1, keepdim=True))
+        (0.5 * missing.square().mean()).backward()
+    else:
+        theirs, ours = theirs.log_softmax(1), ours.log_softmax(1)
+        F.kl_div(ours, theirs, log_target=True, reduction="batchmean").backward()
     for name, parameter in mine.named_parameters():
         clear = parameter.grad.abs() > 1e-4  # else Adam's ε and the loss in float32 count
         want = (parameter - 1e-3 * parameter.grad.sign()).detach()
@@ -128,10 +136,14 @@ def test_options_make_a_difference():
     plan, small = halved(model, x)
     found = [
         how(model, small, plan, [x])[0].weight
-        for how in (Distil(steps=5), Distil(steps=6), Distil(steps=5, learning_rate=1e-2))
+        for how in (
+            Distil(steps=5),
+            Distil(steps=6),
+            Distil(steps=5, learning_rate=1e-2),
+            Distil(steps=5, temperature=1.0),
+        )
     ]
-    assert not torch.equal(found[0], found[1])
-    assert not torch.equal(found[0], found[2])
+    assert not any(torch.equal(found[0], other) for other in found[1:])
 
 
 def test_seeds_draw_what_batches_draw():
@@ -205,6 +217,7 @@ def test_tasks_without_predictions_are_refused():
     ("options", "match"),
     [
         ({"steps": 0}, "steps=0 was asked for; it is a whole number from 1 on"),
+        ({"temperature": 0.0}, r"temperature=0.0 was asked for; it is a number above 0, or inf"),
         ({"learning_rate": 0.0}, "learning_rate=0.0 was asked for; it is a number above 0"),
         ({"learning_rate": float("nan")}, "learning_rate=nan was asked for"),
     ],

@@ -1,5 +1,6 @@
 """Smoothed labels and teachers, against torch's own losses and closed forms."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -60,6 +61,22 @@ def test_distillation_is_the_mean_of_labels_and_divergence(weight, temperature):
     apart = F.kl_div(ours, theirs, reduction="batchmean") * temperature**2
     expected = (1 - weight) * F.cross_entropy(student(x), labels) + weight * apart
     torch.testing.assert_close(task.loss(student(x), (x, labels)).float(), expected.float())
+
+
+@pytest.mark.parametrize("weight", [0.3, 1.0])
+def test_an_infinite_temperature_is_what_high_ones_come_to(weight):
+    """By the divergence in float64 at a temperature of 10⁴, where T² KL is within 10⁻⁴ of its limit."""
+    torch.manual_seed(0)
+    teacher, student = nn.Linear(6, 4).double(), nn.Linear(6, 4).double()
+    x, labels = 3 * torch.randn(5, 6, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 0])
+    task = Task.classification().distillation(teacher, weight=weight, temperature=math.inf)
+    theirs, ours = (F.log_softmax(net(x) / 1e4, 1) for net in (teacher, student))
+    apart = 1e8 * F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+    expected = (1 - weight) * F.cross_entropy(student(x), labels) + weight * apart
+    found = task.loss(student(x), (x, labels))
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-6)
+    shifted = task.loss(student(x) + torch.arange(5.0)[:, None], (x, labels))
+    torch.testing.assert_close(shifted, found)  # a shift of all logits changes no prediction
 
 
 def test_a_teacher_alone_needs_no_labels():
