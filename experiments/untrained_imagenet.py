@@ -39,13 +39,18 @@ from torch import Tensor, nn
 from apoptosis.criteria import UnitScores, find_criterion
 from apoptosis.errors import ApoptosisError
 from apoptosis.planning import Budget, Selection, make_plan
-from apoptosis.repair import Refit, Repair, batch_norm
+from apoptosis.repair import Refit, RefitBlocks, Repair, batch_norm
 from apoptosis.structure import Plan, cut, trace
 from apoptosis.workflow import prune
 
 REMOVED = (0.2, 0.35, 0.42)
 WAYS = ("magnitude-l2:1", "obs:1", "gates:1", "taylor-activation:1", "oba:1", "random:1")
-REPAIRS: dict[str, Repair | None] = {"none": None, "batch_norm": batch_norm, "refit": Refit()}
+REPAIRS: dict[str, tuple[Repair, ...]] = {
+    "none": (),
+    "batch_norm": (batch_norm,),
+    "refit": (Refit(),),
+    "refit+blocks": (Refit(), RefitBlocks()),
+}
 FIGURES = (
     *("accuracy", "loss", "difference", "difference_se", "macs_left", "params_left", "missing"),
     *("choosing_s", "repair_s", "peak_mib", "right", "failure"),
@@ -175,21 +180,28 @@ class Choice:
         except ApoptosisError as error:
             yield from (refused(cell, error) for cell in cells)
             return
-        small = cut(self.bench.model, chosen.plan)
+        mended = {(): (cut(self.bench.model, chosen.plan), 0.0)}
         for cell in cells:
-            start = time.perf_counter()
+            repairs = REPAIRS[cell.repair]
             try:
-                mended = self.repaired(small, chosen.plan, REPAIRS[cell.repair])
+                for done in range(len(repairs)):
+                    if repairs[: done + 1] not in mended:
+                        mended[repairs[: done + 1]] = self.repaired(
+                            *mended[repairs[:done]], chosen.plan, repairs[done]
+                        )
             except ApoptosisError as error:
                 yield refused(cell, error)
             else:
-                seconds = time.perf_counter() - start
-                yield self.bench.line(cell, judged(mended, self.bench.judge), chosen, seconds)
+                model, seconds = mended[repairs]
+                yield self.bench.line(cell, judged(model, self.bench.judge), chosen, seconds)
 
-    def repaired(self, small: nn.Module, plan: Plan, repair: Repair | None) -> nn.Module:
-        if repair is None:
-            return small
-        return repair(self.bench.model, small, plan, self.in_step, None)
+    def repaired(
+        self, small: nn.Module, before_s: float, plan: Plan, repair: Repair
+    ) -> tuple[nn.Module, float]:
+        """One more repair, and the seconds of all so far."""
+        start = time.perf_counter()
+        mended = repair(self.bench.model, small, plan, self.in_step, None)
+        return mended, before_s + time.perf_counter() - start
 
 
 def lines(args: argparse.Namespace, bench: Bench, earlier: Iterable[Row]) -> Iterator[list[Row]]:
@@ -243,7 +255,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=["all"])
     parser.add_argument("--widths", nargs="+", default=["global"], help="of Selection")
     parser.add_argument("--ways", nargs="+", default=WAYS)
-    parser.add_argument("--repairs", nargs="+", default=list(REPAIRS), choices=REPAIRS)
+    parser.add_argument("--repairs", nargs="+", default=["none", "refit"], choices=REPAIRS)
     parser.add_argument("--skip", nargs="*", default=())
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()

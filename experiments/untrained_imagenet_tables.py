@@ -27,6 +27,7 @@ REPAIRS = {
     "none": "as cut",
     "batch_norm": "norms measured anew",
     "refit": "every layer refitted",
+    "refit+blocks": "every layer refitted, then every block",
 }
 KINDS = {"all": "all groups", "channel": "channels alone, no streams"}
 AIMS = {("resnet50", 0.42): -3.5}
