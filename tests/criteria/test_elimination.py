@@ -60,6 +60,23 @@ def test_what_is_paid_along_the_path_is_what_removing_the_set_costs(seed, layers
         assert float(sums[num - 1]) == pytest.approx(cost, rel=1e-8)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("layers", LAYERS)
+def test_readers_on_a_gpu_give_the_same_path(layers):
+    problem = Problem(1, units=200, layers=layers)
+    here = eliminate(problem.readers(), problem.units)
+    there = eliminate(
+        [
+            Reader(*(t.cuda() for t in (own.inverse, own.weights, own.units, own.columns)))
+            for own in problem.readers()
+        ],
+        problem.units,
+    )
+    assert torch.equal(here.order, there.order)
+    torch.testing.assert_close(there.costs, here.costs, rtol=1e-8, atol=1e-12)
+
+
 @pytest.mark.parametrize("layers", LAYERS)
 def test_costs_stay_exact_where_several_go_in_a_round(layers, monkeypatch):
     monkeypatch.setattr(elimination, "ROUNDS", 3)
