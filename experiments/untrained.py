@@ -109,7 +109,8 @@ def networks(args: argparse.Namespace, data: Cifar, dense: nn.Module) -> Iterato
             for removed, names in wanted.items():
                 if names:
                     rows = repaired(data, choice, (draw, way, removed), names)
-                    yield [{"network": args.network, "of": args.of, **row} for row in rows]
+                    where = {"device": args.device, "network": args.network, "of": args.of}
+                    yield [{**where, **row} for row in rows]
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ def networks(
         }
         yield [
             {
+                "device": args.device,
                 "network": "narrow",
                 "of": "channels",
                 "draw": draw,
