@@ -1,7 +1,8 @@
-# What public ImageNet networks lose without training (many hours on one CPU thread).
+# What public ImageNet networks lose without training (minutes on a GPU, many hours on one CPU thread).
 # A stopped run goes on with --skip FILE… and another --out.
-RUN="python experiments/untrained_imagenet.py"; RES=experiments/results/untrained_imagenet
-$RUN resnet50 --images 300 --kinds channel all --out ${RES}_resnet50.csv
-$RUN resnet50 --images 300 --kinds channel --widths uniform --ways magnitude-l2:1 random:1 obs:1 --skip ${RES}_resnet50.csv --out ${RES}_uniform.csv
-$RUN vit_tiny --images 1000 --widths global uniform --repairs none refit --out ${RES}_vit_tiny.csv
+RUN="python experiments/untrained_imagenet.py --device cuda --batch 25"; RES=experiments/results/untrained_imagenet
+$RUN resnet50 --images 1000 --draws 0 1 2 --repairs none refit refit+blocks --out ${RES}_resnet50_1000.csv
+$RUN resnet50 --images 1000 --kinds channel --out ${RES}_channel.csv
+$RUN resnet50 --images 1000 --widths uniform --ways magnitude-l2:1 random:1 obs:1 --skip ${RES}_resnet50_1000.csv --out ${RES}_uniform.csv
+$RUN vit_tiny --images 1000 --draws 0 1 2 --repairs none refit refit+blocks --out ${RES}_vit_tiny.csv
 python experiments/untrained_imagenet_tables.py
