@@ -206,3 +206,11 @@ def test_ignored_labels_do_not_count_however_the_data_are_cut() -> None:
 def test_labels_per_position_all_count() -> None:
     batch = (torch.zeros(2, 1, 3, 3), torch.zeros(2, 3, 3, dtype=torch.long))
     assert Task.classification().count(batch) == 18
+
+
+def test_labels_are_drawn_for_batches_that_are_dicts():
+    batch = {"pixels": torch.zeros(3, 2), "labels": torch.tensor([0, 1, -100])}
+    certain = torch.tensor([[1000.0, 0], [1000.0, 0], [1000.0, 0]])
+    drawn = Task.classification().sample(certain, batch, None)
+    assert drawn["pixels"] is batch["pixels"]
+    assert drawn["labels"].tolist() == [0, 0, -100]

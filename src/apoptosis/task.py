@@ -27,6 +27,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from apoptosis.errors import ConfigError, DataError
 from apoptosis.modes import in_eval_mode
@@ -39,6 +40,9 @@ Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 Rows: TypeAlias = tuple[Tensor, Tensor | None]
 
 IGNORED = -100  # the label that cross-entropy skips, torch's and transformers' convention
+
+LOSSY = 16.0
+"""A temperature above which T² KL is the difference of nearly equal numbers, too nearly for 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +74,8 @@ class Task:
             loss=lambda outputs, batch: loss(outputs, _labels(batch)),
             count=lambda batch: _count(_labels(batch)) if by_label else len(_labels(batch)),
             split=split_batch,
-            sample=lambda outputs, batch, generator: (
-                batch[0],
-                _draw_again(outputs, batch, generator),
+            sample=lambda outputs, batch, generator: _relabelled(
+                batch, _draw_again(outputs, batch, generator)
             ),
             metrics=lambda outputs, batch: {
                 "correct": float((outputs.argmax(1) == _labels(batch)).sum())
@@ -192,7 +195,7 @@ class Task:
         rows = self._rows("Distillation")
 
         def loss(outputs: Tensor, batch: Batch) -> Tensor:
-            args, kwargs = self.inputs(batch)
+            args, kwargs = tree_map_only(Tensor, Tensor.clone, self.inputs(batch))
             with torch.no_grad(), in_eval_mode(teacher):
                 raw = self.outputs(teacher(*args, **kwargs))
             (theirs, counted), (ours, _) = rows(raw, batch), rows(outputs, batch)
@@ -215,13 +218,22 @@ def _divergence(theirs: Tensor, ours: Tensor, temperature: float) -> Tensor:
     """T² KL of softmaxes at temperature T, of each row of logits."""
     if math.isinf(temperature):
         return 0.5 * (theirs - ours).var(1, correction=0)
+    if temperature > LOSSY:
+        theirs, ours = theirs.double(), ours.double()
     log_p, log_q = ((z / temperature).log_softmax(1) for z in (theirs, ours))
     return temperature**2 * (log_p.exp() * (log_p - log_q)).sum(1)
 
 
 def mean_over_rows(values: Tensor, counted: Tensor | None) -> Tensor:
     """The mean over rows that count, without waiting for the device to say how many those are."""
-    return values.mean() if counted is None else (values * counted).sum() / counted.sum()
+    if counted is None:
+        return values.mean()
+    return torch.where(counted.bool(), values, 0.0).sum() / counted.sum().clamp(min=1)
+
+
+def _relabelled(batch: Batch, labels: Tensor) -> Batch:
+    """A batch of `classification` with other labels."""
+    return {**batch, "labels": labels} if isinstance(batch, Mapping) else (batch[0], labels)
 
 
 def find_logits(raw: Any) -> Tensor:

@@ -249,3 +249,12 @@ def test_what_nobody_could_refit_is_refused():
 
 def test_it_stands_in_the_table():
     assert CRITERIA["obs"].score_units is obs_units
+
+
+def test_a_first_batch_in_which_nothing_counts_is_no_obstacle():
+    model, x = mlp(), inputs(12)
+    counted, ignored = torch.zeros(6, dtype=torch.int64), torch.full((6,), -100)
+    batches = [(x[:6], ignored), (x[6:], counted)]
+    found = obs_units(model, trace(model, x[:1]), batches)
+    assert all(own.isfinite().all() for own in found.values.values())
+    assert found.count == 6

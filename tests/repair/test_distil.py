@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import apoptosis as ap
-from apoptosis.data import digits
-from apoptosis.errors import ConfigError, DataError, NonFiniteError
+from apoptosis.data import Batches, digits
+from apoptosis.errors import ConfigError, DataError, ModelError, NonFiniteError
 from apoptosis.masks import mask, masks_of
 from apoptosis.models import digits_cnn
 from apoptosis.progress import listen
@@ -217,6 +217,7 @@ def test_tasks_without_predictions_are_refused():
     ("options", "match"),
     [
         ({"steps": 0}, "steps=0 was asked for; it is a whole number from 1 on"),
+        ({"steps": 5.0}, "steps=5.0 was asked for; it is a whole number from 1 on"),
         ({"temperature": 0.0}, r"temperature=0.0 was asked for; it is a number above 0, or inf"),
         ({"learning_rate": 0.0}, "learning_rate=0.0 was asked for; it is a number above 0"),
         ({"learning_rate": float("nan")}, "learning_rate=nan was asked for"),
@@ -225,3 +226,53 @@ def test_tasks_without_predictions_are_refused():
 def test_options_nobody_can_mean_are_refused(options, match):
     with pytest.raises(ConfigError, match=match):
         Distil(**options)
+
+
+def test_shuffled_batches_come_in_the_same_order_in_every_run():
+    model, x = small_case("mlp").model(), normal(30, 4)
+    plan, small = halved(model, x)
+    batches = Batches(x, torch.arange(30) % 3, size=4, shuffle_seed=0)
+    first, again = (Distil(steps=20)(model, small, plan, batches) for _ in range(2))
+    for name, tensor in first.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+
+
+def test_batches_in_which_nothing_counts_do_no_harm():
+    """Nothing is apart, and not nothing divided by nothing."""
+    model, x = small_case("mlp").model(), normal(12, 4)
+    plan, small = halved(model, x)
+    counted, ignored = torch.zeros(6, dtype=torch.int64), torch.full((6,), -100)
+    batches = [(x[:6], counted), (x[6:], ignored)]
+    found = Distil(steps=20)(model, small, plan, batches)
+    assert apart(model, found, x[:6]) < apart(model, small, x[:6])
+
+
+def test_inputs_that_networks_write_to_are_copied():
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x -= 0.5
+            return self.a(x)
+
+    model, x = built(Writing), normal(6, 4)
+    before, plan = x.clone(), trace(model, x[:1].clone()).identity()
+    Distil(steps=3)(model, copy.deepcopy(model), plan, [x])
+    assert torch.equal(x, before)
+
+
+def test_steps_are_taken_where_the_caller_wants_no_gradients():
+    model, x = small_case("mlp").model(), normal(30, 4)
+    with torch.no_grad():
+        plan, small = halved(model, x)
+        found = Distil(steps=2)(model, small, plan, [x])
+    assert not torch.equal(found[0].weight, small[0].weight)
+
+
+def test_weights_of_float16_are_refused():
+    model = small_case("mlp").model().half()
+    plan = trace(model, normal(2, 4).half()).identity()
+    with pytest.raises(ModelError, match=r"model\.float\(\)"):
+        Distil()(model, copy.deepcopy(model), plan, [normal(8, 4).half()])

@@ -1,6 +1,7 @@
 """Runs in step come to what a pass for each stage comes to; where they cannot, nobody notices."""
 
 import threading
+import weakref
 
 import pytest
 import torch
@@ -217,3 +218,28 @@ def test_runs_that_become_too_large_are_let_go(monkeypatch):
     with torch.no_grad():
         gaps = [(net(x) - model(x)).square().mean() for net in (found, small)]
     assert gaps[0] < gaps[1]
+
+
+def test_logits_of_all_batches_are_not_kept():
+    """They can be more than all that passes layers, as those of a language model are."""
+    alive: weakref.WeakSet[Tensor] = weakref.WeakSet()
+    most = 0
+
+    class Noting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            nonlocal most
+            made = 2 * self.b(self.a(x).relu())
+            alive.add(made)
+            most = max(most, len(alive))
+            return made
+
+    model = Noting()
+    batches = list(torch.randn(20, 2, 4).unbind(0))
+    plan = trace(model, batches[0]).plan({"a": [0, 1, 2]})
+    small, most = cut(model, plan), 0
+    Refit()(model, small, plan, batches)
+    assert 0 < most <= 6

@@ -639,7 +639,7 @@ def test_bad_numbers_are_refused_by_the_name_of_the_layer(bad):
     model, x = small_case("mlp").model(), normal(8, 4)
     plan, small = halved(model, x)
     x[5, 0] = bad
-    with pytest.raises(NonFiniteError, match=r"Layer '2' was to be fitted, and NaN or infinity"):
+    with pytest.raises(NonFiniteError, match=r"Layer '0' was to be fitted, and NaN or infinity"):
         Refit()(model, small, plan, unlabelled(x, 4, 4))
 
 
@@ -802,3 +802,38 @@ def test_of_more_equations_than_are_needed_some_of_every_batch_are_taken(monkeyp
             return float((found(x) - model(x)).square().sum())
 
     assert missed(10**6) < missed(20) < 1.2 * missed(10**6)
+
+
+def test_a_first_batch_where_units_are_silent_does_not_spare_a_layer():
+    """All that will be removed is silent there, so nothing differs; in the other batches it does."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()
+    with torch.no_grad():
+        model[0].weight[4:, 0] = 50.0
+    x = normal(60, 4)
+    x[:, 0].abs_()
+    x[0, 0] = -1.0
+    plan = trace(model, x[:2]).plan({"0": [0, 1, 2, 3]})
+    small = cut(model, plan)
+    torch.testing.assert_close(small(x[:1]), model(x[:1]))
+    found = [
+        Refit().fitted(model, small, plan, unlabelled(own, *(1,) * 60)) for own in (x, x.flip(0))
+    ]
+    assert [[fit.path for fit in own.layers] for own in found] == [["2"], ["2"]]
+    errors = [error(own.model, model, x) for own in found]
+    assert errors[0] == pytest.approx(errors[1], rel=0.05)
+    assert max(errors) < 0.9 * error(small, model, x)
+
+
+def test_empty_batches_are_passed_over_wherever_they_come():
+    torch.manual_seed(0)
+    deep = nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)
+    model, x = nn.Sequential(*deep).double(), normal(30, 4)
+    plan, small = halved(model, x)
+    want = Refit()(model, small, plan, unlabelled(x, 10, 10, 10))
+    for place in (0, 1, 3):
+        batches = unlabelled(x, 10, 10, 10)
+        batches.insert(place, (x[:0], None))
+        found = Refit()(model, small, plan, batches)
+        for name, tensor in want.state_dict().items():
+            torch.testing.assert_close(found.state_dict()[name], tensor, **CLOSE)

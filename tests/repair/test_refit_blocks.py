@@ -396,3 +396,48 @@ def test_norms_are_not_measured_anew_after_it():
     assert REPAIRS["refit_blocks"] == RefitBlocks()
     with pytest.raises(ConfigError, match="Put 'batch_norm' before"):
         find_repairs([RefitBlocks(), "batch_norm"])
+
+
+class FrozenNorm(nn.Module):
+    """As detection networks have it: numbers of a batch norm, all of them buffers."""
+
+    def __init__(self, num: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        for name in ("weight", "bias", "mean", "variance"):
+            own = 0.5 + torch.rand(num, generator=generator, dtype=torch.float64)
+            self.register_buffer(name, own)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(x, self.mean, self.variance, self.weight, self.bias)
+
+
+def test_frozen_norms_stay_as_they_are(way):
+    def net() -> nn.Module:
+        branch = Branch(4, 4)
+        branch.norm, branch.last = FrozenNorm(8), FrozenNorm(4)
+        return nn.Sequential(branch, nn.Flatten(), nn.Linear(4 * 36, 3))
+
+    model, x = built(net), normal(64, 4, 6, 6)
+    plan, small = halved(model, x)
+    found = RefitBlocks()(model, small, plan, list(x.split(8)))
+    assert error(found, model, x) < error(small, model, x)
+    for name, own in small.named_buffers():
+        assert torch.equal(found.get_buffer(name), own), name
+
+
+def test_a_device_without_room_says_so():
+    """A network that cannot be run with gradients is left alone; memory that is full is another thing."""
+
+    class Full(Branch):
+        def forward(self, x: Tensor) -> Tensor:
+            if torch.is_grad_enabled():
+                raise torch.OutOfMemoryError("out of memory")
+            return super().forward(x)
+
+    model = built(lambda: nn.Sequential(Full(4, 4), nn.Flatten(), nn.Linear(4 * 36, 3)))
+    x = normal(64, 4, 6, 6)
+    with torch.no_grad():
+        plan, small = halved(model, x)
+        with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+            RefitBlocks()(model, small, plan, list(x.split(8)))

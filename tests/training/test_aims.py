@@ -147,3 +147,26 @@ def test_losses_of_epochs_are_means_over_predictions():
     x, y = torch.cat([a for a, _ in data]), torch.cat([b for _, b in data])
     expected = F.cross_entropy(net(x), y).item()
     assert fit.epochs[0].loss == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [100.0, 1e4])
+def test_high_temperatures_keep_their_digits(temperature):
+    """In 32 bits T² KL of logits that differ by little is noise, and may be negative."""
+    torch.manual_seed(0)
+    teacher, student, x = nn.Linear(6, 4), nn.Linear(6, 4), torch.randn(5, 6)
+    found, limit = (
+        Task.classification().distillation(teacher, temperature=t).loss(student(x), x)
+        for t in (temperature, math.inf)
+    )
+    torch.testing.assert_close(found.float(), limit, rtol=2 / temperature, atol=0)
+
+
+def test_rows_that_do_not_count_may_hold_anything():
+    teacher = nn.Linear(6, 4)
+    x, labels = torch.randn(5, 6), torch.tensor([0, 1, -100, 2, 3])
+    task = Task.classification().distillation(teacher)
+    outputs = teacher(x) + torch.randn(5, 4)
+    want = task.loss(outputs, (x, labels))
+    broken = outputs.clone()
+    broken[2] = torch.nan
+    torch.testing.assert_close(task.loss(broken, (x, labels)), want)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import apoptosis as ap
+from apoptosis.checkpoint import Journal
 from apoptosis.criteria import CRITERIA, Aggregation, Criterion, find_criterion, magnitude
 from apoptosis.criteria.obs import obs_units
 from apoptosis.data import digits
@@ -931,3 +932,28 @@ def test_labels_that_do_not_fit_are_answered_in_words(labels, criterion):
 def test_a_tensor_is_no_list_of_batches():
     with pytest.raises(DataError, match=r"one tensor of shape \(40, 1, 8, 8\)"):
         ap.prune(cnn(4), IMAGES[0][0], Budget(flops=0.5))
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_shuffled_batches_are_read_alike_by_runs_that_go_on(tmp_path, steps):
+    """A run that was stopped has read fewer passes in this life; repairs must not see other orders for that."""
+    torch.manual_seed(0)
+    model = digits_cnn(width=4)
+
+    def run(journal: Journal | None = None) -> Outcome:
+        batches = digits().train.first(200).batches(40, shuffle_seed=0)
+        return ap.prune(
+            model,
+            batches,
+            Budget(flops=0.6),
+            steps=steps,
+            repair=[Distil(steps=7)],
+            journal=journal,
+        )
+
+    whole = run()
+    for _ in range(2):  # the second finds the notes of the first, all of whose steps are done
+        with ap.open_journal(tmp_path / "notes", {}, resume=True) as journal:
+            again = run(journal)
+        for name, tensor in whole.model.state_dict().items():
+            assert torch.equal(again.model.state_dict()[name], tensor), name

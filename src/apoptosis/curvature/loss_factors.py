@@ -52,7 +52,7 @@ class LossFactors:
 
     def of(self, outputs: Tensor, piece: Batch, num: int, *, labelled: bool) -> Iterator[Tensor]:
         """Cotangents, each of the shape of `outputs` (detached) of `num` samples."""
-        if self._by_rows is None and labelled:
+        if self._by_rows is None and labelled and self._task.count(piece):
             self._by_rows = _is_cross_entropy(self._task, outputs, piece)
         if self._by_rows is False and labelled:
             return self._own(outputs, piece, num)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_map_only
 
 from apoptosis.errors import DataError, ModelError
 from apoptosis.masks import MaskPlan
@@ -44,7 +45,8 @@ def batch_norm(
     totals = [_Total() for _ in norms]
     with in_eval_mode(mended), torch.no_grad(), _measuring(norms, totals):
         for batch in track(batches, "measuring batch norms"):
-            args, kwargs = task.inputs(batch)
+            # On copies, for a forward may write to what it is given.
+            args, kwargs = tree_map_only(Tensor, Tensor.clone, task.inputs(batch))
             mended(*args, **kwargs)
     if not any(total.count for total in totals):
         raise DataError(

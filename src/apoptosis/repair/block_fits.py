@@ -64,6 +64,7 @@ def fit_block_(
 
     Raises:
         NonFiniteError: NaN or infinity passes it.
+        OutOfMemoryError: the device has no room for its steps.
     """
     sides = _Sides.of(block, networks)
     unknowns = _unknowns(block, networks)
@@ -74,6 +75,8 @@ def fit_block_(
         for name in sides.leaking(unknowns, samples[0]):
             del unknowns[name]
         found = _descended(sides, unknowns, samples, descent)
+    except torch.OutOfMemoryError:
+        raise
     except (
         RuntimeError
     ) as error:  # of the model's own code, or of torch: nobody has run it with gradients yet
@@ -130,7 +133,7 @@ class _Sides:
         """With the numbers that both hold now."""
         end = Target.of(block.end, networks.dense, networks.mended)
         small, dense = (own.get_submodule(block.path) for own in (networks.mended, networks.dense))
-        return _Sides(block, small, dense, end, _shift(block, block.end))
+        return _Sides(block, small, dense, end, _shift(block, block.end, small))
 
     def sample(self, ours: Passed, theirs: Passed) -> _Sample:
         """Of what both are about to be called with."""
@@ -203,7 +206,7 @@ def _unknowns(block: Block, networks: Networks) -> dict[str, _Unknown]:
 
     The unit of a layer is the root mean square of what its weights amount to behind its norm: a ⊙ W.
     """
-    masks = masks_of(networks.mended)
+    masks, small = masks_of(networks.mended), networks.mended.get_submodule(block.path)
     found: dict[str, _Unknown] = {}
     for layer in block.layers:
         target = Target.of(layer, networks.dense, networks.mended)
@@ -223,8 +226,8 @@ def _unknowns(block: Block, networks: Networks) -> dict[str, _Unknown]:
         if module.bias is not None:
             bias = f"{layer.path}.bias".removeprefix(".")
             found[within(block.path, bias)] = _unknown(module.bias, of_rows)
-        elif (shift := _shift(block, layer)) is not None:
-            own = networks.mended.get_submodule(block.path).get_parameter(shift)
+        elif (shift := _shift(block, layer, small)) is not None:
+            own = small.get_parameter(shift)
             found[shift] = _unknown(own, size.expand_as(own))
     return found
 
@@ -234,11 +237,16 @@ def _unknown(parameter: Tensor, unit: Tensor) -> _Unknown:
     return _Unknown(start, unit.to(torch.promote_types(start.dtype, torch.float32)))
 
 
-def _shift(block: Block, layer: Layer) -> str | None:
-    """The bias of the norm that is last on the road of a layer without one, where it lies in the block."""
+def _shift(block: Block, layer: Layer, small: nn.Module) -> str | None:
+    """The bias of the norm that is last on the road of a layer without one, where the block has it as a parameter."""
     maps = layer.outlet.maps if layer.outlet is not None else ()
     name = maps[-1].bias if maps and isinstance(maps[-1], Norm) else None
-    return within(block.path, name) if name is not None and block.holds(name) else None
+    if name is None or not block.holds(name):
+        return None
+    own = within(block.path, name)
+    return (
+        own if own in dict(small.named_parameters()) else None
+    )  # frozen norms keep theirs as buffers
 
 
 def _descended(

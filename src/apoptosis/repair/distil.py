@@ -11,17 +11,20 @@ where eval mode won 2.) Same network, batches and options give the same weights.
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
-from apoptosis.errors import ConfigError, DataError
+from apoptosis.errors import ConfigError, DataError, ModelError
 from apoptosis.masks import MaskPlan
 from apoptosis.progress import track
 from apoptosis.repair.reaching import shadow
 from apoptosis.structure import Plan, copy_with
 from apoptosis.task import Batch, Task
-from apoptosis.training import FitOptions, fit_
+from apoptosis.training import FitOptions, at_pass, fit_
 
 __all__ = ["Distil"]
 
@@ -43,7 +46,7 @@ class Distil:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.steps >= 1:
+        if not isinstance(self.steps, int) or self.steps < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
                 f"steps={self.steps!r} was asked for; it is a whole number from 1 on."
             )
@@ -69,9 +72,14 @@ class Distil:
         Raises:
             ConfigError: the task does not say which logits make up a prediction.
             DataError: there are no batches.
-            ModelError: no parameter requires grad.
+            ModelError: no parameter requires grad, or they are of float16.
             NonFiniteError: the loss became NaN or infinite.
         """
+        if any(p.dtype == torch.float16 for p in small.parameters()):
+            raise ModelError(
+                "Weights of 16 bits (float16) were to be trained: Adam's steps overflow them. Distil the network in "
+                "float32 or bfloat16 (model.float()) and convert what comes out, or use the repair 'refit'."
+            )
         mended = copy_with(small, {})
         options = FitOptions(
             epochs=1,
@@ -99,7 +107,8 @@ class _Calm(nn.Module):
         return super().train(mode=False)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The network's own."""
+        """The network's own, on copies, for it may write to what it is given."""
+        args, kwargs = tree_map_only(Tensor, Tensor.clone, (args, kwargs))
         return self.inner(*args, **kwargs)
 
 
@@ -118,9 +127,9 @@ class _Steps:
 
     def _again(self) -> Iterator[Batch]:
         left = self.num
-        while left:
+        for number in count():
             before = left
-            for batch in self.batches:
+            for batch in at_pass(self.batches, number):
                 yield batch
                 left -= 1
                 if not left:

@@ -16,7 +16,7 @@ from apoptosis.repair.lockstep import OutOfStepError
 from apoptosis.repair.reaching import Passed, Station, num_samples_of, reach, run
 from apoptosis.repair.survey import Layer
 from apoptosis.repair.targets import Target
-from apoptosis.task import Batch, Task
+from apoptosis.task import Batch, Task, tensors_in
 
 __all__ = ["Both", "Networks", "Reading", "Seen", "each_of", "first_batch"]
 
@@ -67,6 +67,8 @@ class Networks:
         """What data show of layers that need fitting and can be fitted; why others cannot is noted."""
         targets = [Target.of(own, self.dense, self.mended) for own in stage]
         fits = {own.layer.path: Fit(own, reading.num_batches) for own in targets}
+        for path in self._unchanged(fits, reading):
+            del fits[path]
         for path, both in each_of(reading.seen(), fits):
             if both[0].made.numel() and not self._is_to_be_fitted(fits[path], *both):
                 del fits[path]
@@ -79,12 +81,22 @@ class Networks:
             )
         return {path: own for path, own in fits.items() if own.sums.count}
 
+    def _unchanged(self, fits: Mapping[str, Fit], reading: Reading) -> Iterable[str]:
+        """Layers that show no difference in any batch: units that have gone may be silent in some."""
+        same, seen = dict(fits), set[str]()
+        for path, both in each_of(reading.seen(), same):
+            if both[0].made.numel():
+                seen.add(path)
+                if not _is_same(fits[path].target, *both):
+                    del same[path]
+        return [path for path in same if path in seen]
+
     def _is_to_be_fitted(self, fit: Fit, ours: Passed, theirs: Passed) -> bool:
         is_first = not fit.sums.count
         if why := _why_not(fit.target, ours, theirs, is_first=is_first):
             self.left_alone[fit.target.layer.path] = why
             return False
-        return not (is_first and _is_same(fit.target, ours, theirs))
+        return True
 
     def check(self, batch: Batch, ours: Any, theirs: Any) -> None:
         """Whether runs in step came to what plain ones come to.
@@ -127,7 +139,9 @@ def _why_not(target: Target, ours: Passed, theirs: Passed, *, is_first: bool) ->
 
 
 def _is_same(target: Target, ours: Passed, theirs: Passed) -> bool:
-    """Up to the rounding of sums in another order: nothing ahead of the layer has changed."""
+    """Up to the rounding of sums in another order: nothing ahead of the layer has changed, as far as a batch shows."""
+    if _why_not(target, ours, theirs, is_first=False):
+        return False
     views = target.views(ours, theirs)
     room = 64 * torch.finfo(ours.made.dtype).eps
     return all(
@@ -137,7 +151,7 @@ def _is_same(target: Target, ours: Passed, theirs: Passed) -> bool:
 
 
 def first_batch(batches: Iterable[Batch]) -> Batch:
-    """To look around with.
+    """To look around with: the first that holds anything, or the first of all if none does.
 
     Raises:
         DataError: there is none, or the batches can be read only once.
@@ -147,8 +161,13 @@ def first_batch(batches: Iterable[Batch]) -> Batch:
             "Layers were to be fitted anew on batches that can be read only once. Give batches that can be iterated "
             "again, such as a list or a DataLoader."
         )
+    first: list[Batch] = []
     for batch in batches:
-        return batch
+        if any(own.numel() for own in tensors_in(batch)):
+            return batch
+        first.append(batch)
+    if first:
+        return first[0]
     raise DataError(
         "Layers were to be fitted anew and there are no batches. Give some of the data, labelled or not."
     )

@@ -190,7 +190,8 @@ class Refit:
             for fit in again.values():
                 fit.begin_again(alike=reading.alike)
             for path, both in each_of(reading.seen(), again):
-                again[path].add(*both)
+                if both[0].made.numel():
+                    again[path].add(*both)
             self._solve(networks, again.values())
         return [fit.apply_() for fit in fits.values()]
 

@@ -30,7 +30,7 @@ from apoptosis.training.layout import channels_last
 from apoptosis.training.options import FitOptions
 from apoptosis.training.progress_notes import FitState, noted_state, write_state
 
-__all__ = ["Epoch", "Fit", "fit_"]
+__all__ = ["Epoch", "Fit", "at_pass", "fit_"]
 
 SEED_STRIDE = 1_000_003
 """Between the seeds of epochs, so that runs of neighbouring seeds share none."""
@@ -100,14 +100,15 @@ def fit_(  # noqa: PLR0913 - three may be said, and none must be
     epochs = [_read_epoch(own) for own in noted_state(state, journal)]
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     laid_out = channels_last(model) if options.channels_last else nullcontext()
-    with torch.random.fork_rng(devices=devices), in_train_mode(model), laid_out:
+    alone = torch.random.fork_rng(devices=devices)
+    with alone, torch.enable_grad(), in_train_mode(model), laid_out:
         for number in track(range(options.epochs), "training"):
             if number < len(epochs):
                 continue
             start = time.perf_counter()
             torch.manual_seed(options.seed + SEED_STRIDE * number)
             rate = rates.at(state.steps)
-            own = track(_pass(batches, number), f"epoch {number + 1}", num_batches)
+            own = track(at_pass(batches, number), f"epoch {number + 1}", num_batches)
             loss = _run_epoch(state, own, aim, rates)
             _check_finite(loss, number, options)
             with _autocast(model, options):
@@ -202,8 +203,8 @@ def _optimizer(model: nn.Module, options: FitOptions) -> torch.optim.Optimizer:
     )
 
 
-def _pass(batches: Iterable[Batch], number: int) -> Iterable[Batch]:
-    """The batches of one epoch, also where earlier ones were read in another life."""
+def at_pass(batches: Iterable[Batch], number: int) -> Iterable[Batch]:
+    """The batches of one pass over the data, counted from 0, also where earlier ones were read in another life."""
     start_at = getattr(batches, "start_at", None)
     if callable(start_at):
         start_at(number)

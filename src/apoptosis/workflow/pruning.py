@@ -34,6 +34,7 @@ from apoptosis.records import Outcome, ScoreSummary, StepRecord
 from apoptosis.repair import Repair, find_repairs
 from apoptosis.structure import Plan, Structure, cut, trace
 from apoptosis.task import Batch, Task
+from apoptosis.training import at_pass
 from apoptosis.workflow.arguments import (
     check_choices,
     check_data,
@@ -153,7 +154,13 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         if scoring is not how and repair_between:
             mends.check_leave_alone(how)
         with failures_explained(how.name):
-            units = scoring.units(small, _open(structure, selection), batches, task, aggregation)
+            units = scoring.units(
+                small,
+                _open(structure, selection),
+                at_pass(batches, step - 1),  # as an unbroken run would read them
+                task,
+                aggregation,
+            )
         if step == 1:
             check_reachable(dense, budget, selection, units)
         here, limits = _limits(dense, budget, selection, step / steps)
@@ -203,7 +210,7 @@ class _Mends:
     def __call__(self, small: nn.Module, plan: Plan) -> nn.Module:
         for mend in list(self.repairs):
             try:
-                small = mend(self.dense, small, plan, self.batches, self.task)
+                small = mend(self.dense, small, plan, at_pass(self.batches, 0), self.task)
             except (ModelError, NonFiniteError) as error:
                 self._leave_out(mend, error)
         return small
