@@ -398,7 +398,7 @@ def test_repairs_are_asked_for_by_name_one_after_the_other(own, tmp_path):
     data = json.loads(done(found))
     names = [
         "Refit(scope='every', ridge=None, rounds=3)",
-        "Distil(steps=300, learning_rate=0.001, seed=0)",
+        "Distil(steps=300, learning_rate=0.001, temperature=inf, seed=0)",
     ]
     assert data["settings"]["repair"] == names
     assert UNREPAIRED not in found.stderr
