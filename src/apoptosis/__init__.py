@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from apoptosis import criteria, errors, masks
+    from apoptosis.alignment import align_heads
     from apoptosis.checkpoint import load, load_outcome, open_journal, save
     from apoptosis.criteria import Aggregation, Scores, UnitScores, unit_scores
     from apoptosis.curvature import (
@@ -46,6 +47,7 @@ __all__ = [
     "Task",
     "UnitScores",
     "__version__",
+    "align_heads",
     "criteria",
     "curvature_product",
     "cut",
@@ -106,6 +108,7 @@ _ROOMS = {
     "Structure": "structure",
     "Task": "task",
     "UnitScores": "criteria",
+    "align_heads": "alignment",
     "criteria": "criteria",
     "curvature_product": "curvature",
     "cut": "structure",

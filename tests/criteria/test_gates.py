@@ -38,7 +38,7 @@ NETWORKS = {
     },
     "fused": {
         "parts.0.qkv:head": Gated("", ("parts.0.proj",), 2, HEADS),
-        "parts.0.qkv:head_dim": Gated("", ("parts.0.proj",), 2, entries(4, 0, 4)),
+        "parts.0.qkv:head_dim": Gated("", ("parts.0.qkv output",), 2, entries(4, 0, 4, 16, 20)),
     },
     "separate": {
         "parts.0.v:v_dim": Gated("", ("parts.0.o",), 2, entries(4, 0, 4)),

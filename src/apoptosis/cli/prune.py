@@ -88,6 +88,7 @@ def _work(
         steps=options.asked_steps,
         aggregation=options.aggregation,
         selection=selection,
+        align=options.align,
         repair=options.repair,
         repair_between=options.repair_between,
     )

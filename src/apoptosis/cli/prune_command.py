@@ -80,6 +80,16 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
             rich_help_panel=UNITS,
         ),
     ] = None,
+    align: Annotated[
+        bool | None,
+        typer.Option(
+            "--align/--no-align",
+            help="Turn attention heads into their principal axes first, the network computing the same; then their "
+            "dimensions can go at little cost. Unless said, for obs.",
+            show_default=False,
+            rich_help_panel=UNITS,
+        ),
+    ] = None,
     repair: Annotated[
         list[str] | None,
         typer.Option(
@@ -301,6 +311,7 @@ def prune(  # noqa: PLR0913 - one parameter per option is how typer reads a comm
                 asked_criterion=criterion,
                 asked_steps=steps,
                 aggregation=aggregation,
+                align=align,
                 asked_repair=tuple(repair) if repair else None,
                 repair_between=repair_between,
                 widths=widths,

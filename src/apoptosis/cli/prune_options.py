@@ -28,6 +28,7 @@ class PruneOptions:
     asked_criterion: str | None = None
     asked_steps: int | None = None
     aggregation: str | None = None
+    align: bool | None = None
     asked_repair: tuple[str, ...] | None = None
     repair_between: bool = False
     widths: str = "global"

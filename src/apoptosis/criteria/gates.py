@@ -19,7 +19,7 @@ from dataclasses import asdict, replace
 from torch import nn
 
 from apoptosis.criteria.aggregation import UnitScores
-from apoptosis.criteria.taylor import gate_sites
+from apoptosis.criteria.taylor import gate_factor, gate_sites
 from apoptosis.curvature import Gate, GateOptions, Place, gate_curvature
 from apoptosis.errors import ConfigError, DataError, ModelError
 from apoptosis.modes import in_eval_mode
@@ -104,9 +104,8 @@ def gates(  # noqa: PLR0913 - what every criterion takes, and a word on each of 
 
 def find_gates(model: nn.Module, group: Group) -> list[Gate]:
     """Those of a group; none where some could not stand."""
-    factor = 0.5 if group.kind == "qk_dim" else 1.0
     return [
-        Gate(group.name, Place(s.module, s.call, s.side), s.dim, s.indices, factor)
+        Gate(group.name, Place(s.module, s.call, s.side), s.dim, s.indices, gate_factor(group))
         for s in gate_sites(model, group)
     ]
 

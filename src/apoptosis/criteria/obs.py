@@ -12,10 +12,13 @@ A score is the geometric mean of two prices: that of the unit's turn, the larges
 it costs without any refit, ½ Γ_uu. The first knows who can stand in for whom, the second is exact for the unit by
 itself; each alone keeps less (experiments/LOG.md). So the criterion is for networks that are repaired afterwards by
 `refit`; as they are cut, others keep more.
+
+Queries and keys meet in a product, which no refit can make good: a `qk_dim` costs ½ Γ_uu. A `head_dim` is one of these
+and a dimension of values at once, and costs both.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -27,8 +30,17 @@ from torch.nn.modules.conv import _ConvNd
 
 from apoptosis.criteria.aggregation import UnitScores
 from apoptosis.criteria.elimination import Reader, eliminate
+from apoptosis.criteria.gates import find_gates
 from apoptosis.criteria.taylor import gate_sites
-from apoptosis.curvature import Moments, as_matrix, is_bearable, is_linear_map, layer_moments
+from apoptosis.curvature import (
+    Gate,
+    LayerMoments,
+    Moments,
+    as_matrix,
+    is_bearable,
+    is_linear_map,
+    layer_moments,
+)
 from apoptosis.errors import ModelError
 from apoptosis.modes import in_eval_mode
 from apoptosis.progress import track
@@ -65,34 +77,35 @@ def obs_units(  # noqa: PLR0913 - what every criterion takes, and a word on each
         micro_batch: at most so many samples at once, to bound memory.
 
     Returns:
-        Scores of every group that linear layers alone read, each called once; the others are `missing`.
+        Scores of every group that linear layers alone read, each called once, or attention's own products; the others
+        are `missing`.
 
     Raises:
         ModelError: there is no such group.
     """
     task = task or Task.classification()
-    readers = {group.name: _readers(model, group) for group in structure.groups}
-    layers = sorted({site.module for sites in readers.values() for site in sites})
-    if not layers:
+    priced = {group.name: _Priced.of(model, group) for group in structure.groups}
+    uses = Counter(site.module for own in priced.values() for site in own.readers)
+    gates = [gate for own in priced.values() for gate in own.gates]
+    if not uses and not gates:
         raise ModelError(
             "No group is read by linear layers alone, so there is nothing that could be refitted. A network delivered "
             "as a program has no layers; score it by a criterion of parameters, such as `oba`."
         )
     with in_eval_mode(model):
         found = layer_moments(
-            model, batches, task, layers, draws=draws, seed=seed, micro_batch=micro_batch
+            *(model, batches, task, sorted(uses)),
+            gates=gates,
+            draws=draws,
+            seed=seed,
+            micro_batch=micro_batch,
         )
-    uses = Counter(site.module for sites in readers.values() for site in sites)
     prepared = _Prepared(model, found.layers, ridge, uses)
     values: dict[str, Tensor] = {}
     for group in track(structure.groups, "refitting without units"):
-        sites = readers[group.name]
-        if sites and all(site.module in found.layers for site in sites):
-            own = [reader for site in sites for reader in prepared.readers(site)]
-            refitted = eliminate(own, group.size).scores()
-            alone = torch.stack([prepared.gates(site) for site in sites]).sum(0)
-            # of units that cost nothing either may come out below zero, by rounding
-            values[group.name] = (refitted.clamp_min(0) * alone.clamp_min(0)).sqrt()
+        own = priced[group.name]
+        if own.is_there and own.is_in(found):
+            values[group.name] = _score(group, own, prepared, found.gates)
     return UnitScores(
         values,
         "obs",
@@ -104,13 +117,58 @@ def obs_units(  # noqa: PLR0913 - what every criterion takes, and a word on each
 
 
 def priced_groups(model: nn.Module, structure: Structure) -> list[str]:
-    """Names of groups that can be priced: linear layers alone read them."""
-    return [group.name for group in structure.groups if _readers(model, group)]
+    """Names of groups that can be priced: linear layers alone read them, or attention multiplies them."""
+    return [group.name for group in structure.groups if _Priced.of(model, group).is_there]
+
+
+@dataclass(frozen=True)
+class _Priced:
+    """What says what units cost: layers that can be refitted without them, gates where they meet in a product."""
+
+    readers: list[Site]
+    gates: list[Gate]
+
+    @classmethod
+    def of(cls, model: nn.Module, group: Group) -> "_Priced":
+        """Both are empty where something that acts on the units is neither."""
+        readers = _readers(model, group)
+        gates = find_gates(model, group) if group.kind in ("qk_dim", "head_dim") else []
+        wants_both = group.kind == "head_dim"
+        return cls([], []) if wants_both and not (readers and gates) else cls(readers, gates)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a price."""
+        return bool(self.readers or self.gates)
+
+    def is_in(self, found: LayerMoments) -> bool:
+        """Whether the outputs depended on all of it."""
+        return all(site.module in found.layers for site in self.readers) and all(
+            gate.group in found.gates for gate in self.gates
+        )
+
+
+def _score(
+    group: Group, own: _Priced, prepared: "_Prepared", gates: Mapping[str, Tensor]
+) -> Tensor:
+    """The geometric mean of what units cost after the refit and by themselves."""
+    met = gates[group.name] / 2 if own.gates else None
+    if not own.readers:
+        assert met is not None, "asked only of groups with a price"
+        return met
+    readers = [reader for site in own.readers for reader in prepared.readers(site)]
+    refitted = eliminate(readers, group.size).scores()
+    alone = torch.stack([prepared.gates(site) for site in own.readers]).sum(0)
+    if met is not None:
+        refitted, alone = refitted + (met - alone).clamp_min(0), met
+    # of units that cost nothing either may come out below zero, by rounding
+    return (refitted.clamp_min(0) * alone.clamp_min(0)).sqrt()
 
 
 def _readers(model: nn.Module, group: Group) -> list[Site]:
     """Where the group is read, if only linear layers read it, each at its one call and each unit in one place."""
-    sites = gate_sites(model, group)
+    found = gate_sites(model, group)
+    sites = [site for site in found if site.side == "input"] if group.readers else found
     modules = dict(model.named_modules())
     are_once = len({site.module for site in sites}) == len(sites)
     fit = are_once and all(_is_reader(modules[site.module], site) for site in sites)

@@ -50,6 +50,8 @@ class Criterion:
     """How often a network is scored and cut by it, unless one says otherwise."""
     repair: tuple[str, ...] = ()
     """What its scores count on being done afterwards, by name."""
+    align: bool = False
+    """Whether attention heads are turned into their principal axes first, unless one says otherwise."""
 
     def __post_init__(self) -> None:
         if (self.score is None) == (self.score_units is None):
@@ -135,6 +137,7 @@ _ENTRIES = (
         score_units=obs_units,
         steps=1,
         repair=("refit", "refit_blocks"),
+        align=True,
     ),
     Criterion("obd-hessian", "½ θ² diag H, by Hutchinson", partial(obd, diagonal="hessian")),
     Criterion("obd-ggn", "½ θ² diag of Gauss-Newton, by Hutchinson", partial(obd, diagonal="ggn")),

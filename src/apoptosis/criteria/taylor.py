@@ -10,7 +10,8 @@
 Gates stand at the inputs of the modules that read a unit, each differentiated by itself: for a linear consumer the
 gate's derivative is Σ θ ⊙ g over its columns, exactly. Where no module reads the unit (queries and keys of attention
 meet in a product) they stand at the outputs of the modules that make it, halved for `qk_dim`, of which both factors of
-the product carry one.
+the product carry one. A `head_dim` is one dimension of queries and keys, whose product no module reads, and of values:
+its gates stand at both ends, all halved, for values pass both.
 """
 
 from collections.abc import Iterable
@@ -26,7 +27,7 @@ from apoptosis.modes import in_eval_mode
 from apoptosis.structure import Group, Site, Structure
 from apoptosis.task import Batch, Task, tensors_in
 
-__all__ = ["gate_sites", "taylor", "taylor_units"]
+__all__ = ["gate_factor", "gate_sites", "taylor", "taylor_units"]
 
 FORMS = ("gate", "activation")
 _PLAIN = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)
@@ -99,7 +100,7 @@ def taylor_units(
             if parts:
                 _check_samples(group, parts)
                 reached.add(group.name)
-                each = torch.stack(parts).sum(0) * (0.5 if group.kind == "qk_dim" else 1.0) * count
+                each = torch.stack(parts).sum(0) * gate_factor(group) * count
                 sums[group.name] += (each.abs() if form == "activation" else each).sum(0).cpu()
 
     places = {_place(site) for group in gated for site in sites[group.name]}
@@ -118,26 +119,37 @@ def taylor_units(
 
 
 def gate_sites(model: nn.Module, group: Group) -> list[Site]:
-    """Where gates on a group's units stand: where it is read, else where it is made.
+    """Where gates on a group's units stand: where it is read, else where it is made; both for `head_dim`.
 
     Nowhere if a part of that is shown by no module, as inside recurrent cells and torch's own attention: gates on the
     rest would be worth something else.
     """
-    modules = dict(model.named_modules())
-    passed_on = {(s.module, s.call) for s in group.sites if s.side == "output"}
-    for workers, side in ((group.readers, "input"), (group.makers, "output")):
-        found = [s for s in group.sites if s.side == side and s.module in workers]
-        if (
-            side == "input"
-        ):  # other modules may also hand the unit past their weights, to who reads it next
-            found = [
-                s
-                for s in found
-                if (s.module, s.call) not in passed_on or isinstance(modules.get(s.module), _PLAIN)
-            ]
-        if workers:
-            return found if workers <= {site.module for site in found} else []
-    return []
+    read = _shown(model, group, group.readers, "input")
+    if group.kind == "head_dim":
+        made = _shown(model, group, group.makers, "output")
+        return [*made, *read] if made and read else []
+    return read if group.readers else _shown(model, group, group.makers, "output")
+
+
+def gate_factor(group: Group) -> float:
+    """What the derivative at each site counts: ½ where two of them hold one unit."""
+    return 0.5 if group.kind in ("qk_dim", "head_dim") else 1.0
+
+
+def _shown(model: nn.Module, group: Group, workers: frozenset[str], side: str) -> list[Site]:
+    """At that side of the modules whose weights work on the units; none if one of them does not show them."""
+    found = [s for s in group.sites if s.side == side and s.module in workers]
+    if (
+        side == "input"
+    ):  # other modules may also hand the unit past their weights, to who reads it next
+        modules = dict(model.named_modules())
+        passed_on = {(s.module, s.call) for s in group.sites if s.side == "output"}
+        found = [
+            s
+            for s in found
+            if (s.module, s.call) not in passed_on or isinstance(modules.get(s.module), _PLAIN)
+        ]
+    return found if workers <= {site.module for site in found} else []
 
 
 def _place(site: Site) -> Place:

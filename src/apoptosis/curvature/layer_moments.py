@@ -12,10 +12,11 @@ Of a convolution with many places A is taken from some of them, drawn at random:
 The Kronecker form takes positions as independent, and what is read as independent of what it costs. How far that holds
 differs between layers by orders of magnitude (ahead of a mean over all places, errors of one sign add up). So there is
 also the exact Γ = Σ_n q_n q_nᵀ / number of predictions with q_nc = Σ_t x_ntc ∂/∂x_ntc, the Gauss-Newton matrix by
-factors on what the layer reads of each channel c, to hold prices against.
+factors on what the layer reads of each channel c, to hold prices against. Units that no layer reads (queries and keys
+meet in a product) have gates wherever the caller says, in the same backwards: `gates.gate_curvature`'s diagonal.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from apoptosis.curvature.activations import Place, gradients_at, watched
+from apoptosis.curvature.activations import Place, Seen, Watched, gradients_at, watched
 from apoptosis.curvature.containment import contained
+from apoptosis.curvature.gate_sums import Gate, GateSums
 from apoptosis.curvature.gradient import buffers_restored
 from apoptosis.curvature.grams import Gram
 from apoptosis.curvature.linear_maps import as_outputs, enough_places, pairs
@@ -51,9 +53,14 @@ class Moments:
 
 @dataclass(frozen=True, eq=False)
 class LayerMoments:
-    """Moments by path of those layers that the outputs depend on; the mean loss, None where labels are missing."""
+    """Moments by path of those layers that the outputs depend on; the mean loss, None where labels are missing.
+
+    `gates` has the diagonal of the Gauss-Newton matrix by the gates that were asked for, (units,) by group; none of
+    them where what passes does not tell samples apart.
+    """
 
     layers: dict[str, Moments]
+    gates: dict[str, Tensor]
     loss: float | None
     count: int
 
@@ -64,6 +71,7 @@ def layer_moments(  # noqa: PLR0913 - whose, on what, and three words on how
     task: Task,
     layers: Iterable[str],
     *,
+    gates: Sequence[Gate] = (),
     draws: int = 1,
     seed: int = 0,
     micro_batch: int | None = None,
@@ -75,6 +83,7 @@ def layer_moments(  # noqa: PLR0913 - whose, on what, and three words on how
         batches: data; labels are not needed where the task has `rows`.
         task: what a batch is and what its loss is.
         layers: paths of linear maps (`is_linear_map`) that every batch passes.
+        gates: on units that are wanted beside them.
         draws: of labels, per sample.
         seed: for the draws.
         micro_batch: at most so many samples at once, to bound memory.
@@ -85,7 +94,9 @@ def layer_moments(  # noqa: PLR0913 - whose, on what, and three words on how
     """
     modules = {path: model.get_submodule(path) for path in layers}
     sums = {path: _Sums(module) for path, module in modules.items()}
+    standing = _Gates(gates)
     places = {Place(path, 0, side) for path in modules for side in ("input", "output")}
+    places |= {gate.place for gate in gates}
     factors = LossFactors(task, draws, seed)
     devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
     total = _Total()
@@ -99,10 +110,12 @@ def layer_moments(  # noqa: PLR0913 - whose, on what, and three words on how
                 with watched(model, places) as seen:
                     args, kwargs = task.inputs(piece)
                     outputs = task.outputs(model(*args, **kwargs))
+                standing.look_at(seen, outputs, size)
                 is_labelled = total.add(task, outputs.detach(), piece, factors)
                 cotangents = factors.of(outputs.detach(), piece, size, labelled=is_labelled)
                 for number, cotangent in enumerate(cotangents):
                     passed = gradients_at(seen, outputs, cotangent, again=True)
+                    standing.add(passed, size)
                     for path, own in sums.items():
                         given, pull = passed[Place(path, 0, "input")]
                         _, slope = passed[Place(path, 0, "output")]
@@ -116,7 +129,37 @@ def layer_moments(  # noqa: PLR0913 - whose, on what, and three words on how
             "loop. Give batches that can be iterated again, such as a list or a DataLoader."
         )
     found = {path: own.mean(path, total) for path, own in sums.items() if not own.is_empty}
-    return LayerMoments(found, total.mean_loss, total.predictions)
+    return LayerMoments(found, standing.mean(total.predictions), total.mean_loss, total.predictions)
+
+
+class _Gates:
+    """Gates beside the layers, as long as samples can be told apart at their places."""
+
+    def __init__(self, gates: Sequence[Gate]) -> None:
+        self._sums = GateSums(gates, "diagonal") if gates else None
+        self._looked = False
+
+    def look_at(self, seen: Watched, outputs: Tensor, num: int) -> None:
+        """Give up where samples cannot be told apart: what would be added up would be something else."""
+        if self._sums is None:
+            return
+        shows = self._sums.shows(seen, num)
+        if shows and num > 1 and not self._looked:
+            self._looked, shows = True, self._sums.tells_apart(seen, outputs, num)
+        if not shows:
+            self._sums = None
+
+    def add(self, passed: Seen, num: int) -> None:
+        """One factor of every sample of a piece."""
+        if self._sums is not None:
+            self._sums.add(self._sums.flow(passed, num))
+
+    def mean(self, predictions: int) -> dict[str, Tensor]:
+        """By group."""
+        if self._sums is None:
+            return {}
+        self._sums.count(predictions, labelled=False)
+        return self._sums.mean().diagonal
 
 
 class _Total:

@@ -41,6 +41,8 @@ __all__ = [
 NAME = "step"
 MASKS, BUFFERS = "masks", "buffer."
 CHOICES, INSISTED = "choices", "repair_was_asked_for"
+ALIGN = ("align", False)
+"""What runs of versions before that choice did."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,7 @@ class Told:
 
     criterion: Criterion | str | None
     steps: int | None
+    align: bool | None
     repair: tuple[Repair | str, ...] | None
     insists: bool
     """On the repair: one that nobody asked for may be left out."""
@@ -72,7 +75,11 @@ def told_as_begun(told: Told, journal: Journal | None) -> Told:
             "steps, their run was to go; defaults have changed. Begin again in a new folder; or, if you know both, say "
             "criterion=… and steps=… as they were."
         )
-    found = replace(told, steps=begun["steps"] if told.steps is None else told.steps)
+    found = replace(
+        told,
+        steps=begun["steps"] if told.steps is None else told.steps,
+        align=begun.get(*ALIGN) if told.align is None else told.align,
+    )
     if told.criterion is None:
         named = CRITERIA.get(begun["criterion"])
         found = replace(found, criterion=_found(named, journal, "criterion", begun["criterion"]))
@@ -123,7 +130,9 @@ def check_as_begun(journal: Journal | None, choices: Mapping[str, Any]) -> None:
     note = None if journal is None else journal.read(NAME)
     if journal is None or note is None or CHOICES not in note.facts:
         return
-    begun, now = dict(_flat(note.facts[CHOICES])), dict(_flat(_plain(choices)))
+    begun, now = (
+        dict(_flat(own)) for own in (dict([ALIGN]) | note.facts[CHOICES], _plain(choices))
+    )
     other = [
         f"{name} {begun.get(name, 'not said')} (now {now.get(name, 'not said')})"
         for name in dict.fromkeys((*begun, *now))

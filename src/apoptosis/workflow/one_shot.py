@@ -26,6 +26,7 @@ class Pruning:
     steps: int | None = None
     aggregation: Aggregation | str | None = None
     selection: Selection | None = None
+    align: bool | None = None
     repair: tuple[Repair | str, ...] | None = None
     repair_between: bool = False
 
@@ -84,6 +85,7 @@ def pruned(  # noqa: PLR0913 - a step of several workflows, which have all of th
         steps=how.steps,
         aggregation=how.aggregation,
         selection=how.selection,
+        align=how.align,
         repair=how.repair,
         repair_between=how.repair_between,
         journal=journal,

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from apoptosis.alignment import align_heads
 from apoptosis.checkpoint import Journal
 from apoptosis.criteria import Aggregation, Criterion, UnitScores
 from apoptosis.errors import ModelError, NonFiniteError
@@ -66,6 +67,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     steps: int | None = None,
     aggregation: Aggregation | str | None = None,
     selection: Selection | None = None,
+    align: bool | None = None,
     repair: Iterable[Repair | str] | None = None,
     repair_between: bool = False,
     example_inputs: Any = None,
@@ -83,6 +85,9 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         steps: how often the network is scored and cut; 1 for `obs` and 20 for others, unless given.
         aggregation: how scores of parameters are gathered into units; the criterion's own unless given.
         selection: how units are ranked, and which are left alone.
+        align: whether attention heads are turned into their principal axes first, the network computing the same, so
+            that what their dimensions carry lies in few of them. The plan is then one for the turned network. Unless
+            given, for `obs`.
         repair: what to do with the network afterwards, in this order; unless given, a refit of layers and of blocks
             after `obs`, which counts on it, where the network is delivered as modules whose numbers are finite, and
             nothing after others. Give `[]` for nothing.
@@ -111,13 +116,14 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     """
     check_data(batches)
     check_choices(budget, steps, repair, task, selection)
-    repair = None if repair is None else tuple(repair)
-    if criterion is not None:
-        settled(criterion, steps, repair)  # an unknown name is told before any work
-    find_repairs(repair or ())
-    told = told_as_begun(
-        Told(criterion=criterion, steps=steps, repair=repair, insists=repair is not None), journal
+    asked = Told(
+        criterion=criterion,
+        steps=steps,
+        align=align,
+        repair=None if repair is None else tuple(repair),
+        insists=repair is not None,
     )
+    told = told_as_begun(_checked(asked), journal)
     task = task or Task.classification()
     example = first_sample(model, batches, task) if example_inputs is None else example_inputs
     dense = trace(model, example)
@@ -127,20 +133,27 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         model, dense, budget, selection, task, aggregation=aggregation
     )
     how, steps, repairs = settled(criterion, told.steps, told.repair)
-    in_units = how.score is None and aggregation is None
+    align = how.align if told.align is None else told.align
     mends = _Mends(model, find_repairs(repairs), batches, task, told.insists)
     settings: dict[str, Any] = {
         "criterion": how.name,
-        "aggregation": None if in_units else asdict(how.gathered(aggregation)),
+        "aggregation": _gathering(how, aggregation),
         "budget": budget.shares(),
         "steps": steps,
         "selection": asdict(selection),
+        "align": align,
         "repair": mends.names(),
         "repair_between": repair_between,
     }
     choices = choices_of(settings, how, mends.repairs, insists=told.insists)
     check_as_begun(journal, choices)
-
+    if align:
+        with failures_explained(how.name):
+            turned = align_heads(
+                *(model, dense, at_pass(batches, 0), task), groups=selection.groups(dense)
+            )
+        model = mends.dense = turned.model
+        settings |= {"aligned": list(turned.energies), "not_aligned": turned.left_alone}
     order = RemovalOrder(dense)
     plan, history = noted_units(journal, dense, order)
     small, structure = (cut(model, plan), dense.after(plan)) if plan.kept else (model, dense)
@@ -163,10 +176,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
             )
         if step == 1:
             check_reachable(dense, budget, selection, units)
-        here, limits = _limits(dense, budget, selection, step / steps)
-        if step < steps:  # shares are rounded to whole units, and may not fit in on the way
-            limits = within_reach(structure, units, here, limits)
-        part = plan_within(structure, units, here, limits)
+        part, limits = _next_part(dense, structure, units, budget, selection, step / steps)
         if part.kept:
             order.note(plan, part, units)
             structure, plan = structure.after(part), plan.then(part)
@@ -190,6 +200,24 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         {**settings, "repair": mends.names(), "repair_left_out": mends.left_out},
         example,
     )
+
+
+def _checked(told: Told) -> Told:
+    """The same, once names that no table has are told.
+
+    Raises:
+        ConfigError: a name is unknown, or repairs are in an order that undoes one of them.
+    """
+    if told.criterion is not None:
+        settled(told.criterion, told.steps, told.repair)
+    find_repairs(told.repair or ())
+    return told
+
+
+def _gathering(how: Criterion, aggregation: Aggregation | str | None) -> dict[str, Any] | None:
+    """How scores are gathered into units; None where units themselves are scored, as they are."""
+    in_units = how.score is None and aggregation is None
+    return None if in_units else asdict(how.gathered(aggregation))
 
 
 @dataclass
@@ -268,6 +296,21 @@ def _limits(
     here = replace(selection, shares=shares)
     asked = {name: share**progress for name, share in budget.shares().items()}
     return here, limits_of(dense, asked, here)
+
+
+def _next_part(  # noqa: PLR0913 - both networks, who is worth what, and how far to go
+    dense: Structure,
+    structure: Structure,
+    units: UnitScores,
+    budget: Budget,
+    selection: Selection,
+    progress: float,
+) -> tuple[Plan, Limits]:
+    """What goes in a step, and the limits that held."""
+    here, limits = _limits(dense, budget, selection, progress)
+    if progress < 1:  # shares are rounded to whole units, and may not fit in on the way
+        limits = within_reach(structure, units, here, limits)
+    return plan_within(structure, units, here, limits), limits
 
 
 def _record(
