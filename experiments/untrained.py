@@ -8,8 +8,9 @@ The public narrow ResNet32 unless another network is named: the `wide` one (`wid
 `small_vit`. Shares of the narrow one's 560 channels inside blocks are removed, at least 2 left in each; or of the MACs,
 from everything that `prune` would cut, residual streams too. Scores and repairs see a draw of 2,000 training images
 (`--images` takes fewer, the first ones); accuracy on test images 0–4,999 (`choose`) and 5,000–9,999 (`report`). A way
-is criterion:steps, with `+` where the network is refitted between the steps. One line per network, written when it is
-done; `--skip` leaves out what other files have. `untrained_tables.py` makes the page.
+is criterion:steps, with `+` where the network is refitted between the steps, and `aligned/` ahead of it where attention
+heads are first turned into their principal axes (the seconds of choosing have that in them). One line per network,
+written when it is done; `--skip` leaves out what other files have. `untrained_tables.py` makes the page.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from safetensors.torch import load_file
 from small_vit import make as small_vit
 from torch import nn
 
+from apoptosis.alignment import align_heads
 from apoptosis.criteria import UnitScores, find_criterion
 from apoptosis.data import Batches
 from apoptosis.models import resnet32
@@ -36,6 +38,7 @@ from apoptosis.structure import Plan, Structure, cut, trace
 from apoptosis.training import evaluate
 from apoptosis.workflow import prune
 
+ALIGNED = "aligned/"
 REMOVED = (0.3, 0.5, 0.6, 0.7)
 WAYS = (
     *("obs:1", "gates:1", "magnitude-l2:1", "obs:4+", "taylor-activation:1"),
@@ -125,16 +128,25 @@ class Choice:
     cut: Cut = CUTS["channels"]
 
     @cached_property
+    def model(self) -> nn.Module:
+        """The dense network, in the axes of this way."""
+        if not self.way.startswith(ALIGNED):
+            return self.dense
+        return align_heads(self.dense, self.structure, self.batches).model
+
+    @cached_property
     def scored(self) -> tuple[UnitScores, float]:
         """Of the dense network, and the seconds."""
         start = time.perf_counter()
-        criterion = find_criterion(self.way.partition(":")[0]).seeded(self.draw)
-        units = criterion.units(self.dense, self.cut.of(self.structure), self.batches)
+        criterion = find_criterion(self.way.removeprefix(ALIGNED).partition(":")[0])
+        units = criterion.seeded(self.draw).units(
+            self.model, self.cut.of(self.structure), self.batches
+        )
         return units, time.perf_counter() - start
 
     def plan(self, removed: float) -> tuple[Plan, float]:
         """And the seconds of the choice, those of scores that serve other shares too among them."""
-        name, _, steps = self.way.partition(":")
+        name, _, steps = self.way.removeprefix(ALIGNED).partition(":")
         start, budget = time.perf_counter(), self.cut.budget(removed)
         if steps == "1":
             units, spent = self.scored
@@ -142,12 +154,13 @@ class Choice:
             plan = make_plan(self.structure, units, budget, self.cut.selection)
             return plan, spent + time.perf_counter() - start
         outcome = prune(
-            self.dense,
+            self.model,
             self.batches,
             budget,
             criterion=find_criterion(name).seeded(self.draw),
             steps=int(steps.rstrip("+")),
             selection=self.cut.selection,
+            align=False,  # it is
             repair=[Refit()] if steps.endswith("+") else [],
             repair_between=steps.endswith("+"),
         )
@@ -158,8 +171,8 @@ def repaired(
     data: Cifar, choice: Choice, cell: tuple[int, str, float], names: Iterable[str]
 ) -> Iterator[Row]:
     draw, way, removed = cell
-    dense, batches = choice.dense, choice.batches
     plan, chosen_s = choice.plan(removed)
+    dense, batches = choice.model, choice.batches
     mended = {(): cut(dense, plan)}
     for name in names:
         repairs, start = REPAIRS[name], time.perf_counter()

@@ -8,8 +8,9 @@ figures are those on the 2,000 judging images. `difference` is what a network ha
 in points, `difference_se` its standard error from the same images' differences, `right` the images that it has right,
 as bits in hexadecimal, so that networks can be paired with each other too.
 
-A way is criterion:steps, with `+` where the network is refitted between the steps. Scores of a single step are taken
-once for all budgets and kinds, and their seconds stand in the line of each. Kinds are those of groups that may shrink:
+A way is criterion:steps, with `+` where the network is refitted between the steps, and `aligned/` ahead of it where
+attention heads are first turned into their principal axes (the seconds of choosing have that in them). Scores of a
+single step are taken once for all budgets and kinds, and their seconds stand in the line of each. Kinds are those of groups that may shrink:
 `all`, or some, as in `channel` (ResNet50: inside blocks, and its first) and `head+hidden`. Widths are `global` (all
 units ranked together, per cost) or `uniform`. `missing` counts groups that the criterion could not score; they stay
 whole. Draws are seeds, for criteria that draw as well; with all 1,000 images nothing else differs between draws.
@@ -36,6 +37,7 @@ from narrow_lines import Row, read_lines, write_lines
 from sparse_resnet50 import environment, judged
 from torch import Tensor, nn
 
+from apoptosis.alignment import align_heads
 from apoptosis.criteria import UnitScores, find_criterion
 from apoptosis.errors import ApoptosisError
 from apoptosis.planning import Budget, Selection, make_plan
@@ -55,6 +57,7 @@ FIGURES = (
     *("accuracy", "loss", "difference", "difference_se", "macs_left", "params_left", "missing"),
     *("choosing_s", "repair_s", "peak_mib", "right", "failure"),
 )
+ALIGNED = "aligned/"
 MOST_IN_STEP = 32
 """Batches: a refit of more makes a pass for each layer. Scores take small ones, for the memory of their graphs."""
 
@@ -132,7 +135,8 @@ class Choice:
 
     def __init__(self, bench: Bench, way: str, draw: int, images: int) -> None:
         self.bench = bench
-        name, _, steps = way.partition(":")
+        self.is_aligned = way.startswith(ALIGNED)
+        name, _, steps = way.removeprefix(ALIGNED).partition(":")
         self.criterion = find_criterion(name).seeded(draw)
         self.steps, self.refits_between = int(steps.rstrip("+")), steps.endswith("+")
         self.images = bench.calibrate.draw(draw, images)
@@ -140,12 +144,20 @@ class Choice:
         self.in_step = replace(self.images, size=max(self.images.size, num_in_step))
 
     @cached_property
+    def model(self) -> nn.Module:
+        """The dense network, in the axes of this way."""
+        bench = self.bench
+        if not self.is_aligned:
+            return bench.model
+        return align_heads(bench.model, bench.structure, self.images).model
+
+    @cached_property
     def scored(self) -> tuple[UnitScores, float]:
         """Of the dense network, and the seconds."""
         start = time.perf_counter()
         structure = self.bench.structure
         may_go = replace(structure, groups=tuple(structure.choose()))
-        units = self.criterion.units(self.bench.model, may_go, self.images)
+        units = self.criterion.units(self.model, may_go, self.images)
         return units, time.perf_counter() - start
 
     def chosen(self, removed: float, selection: Selection) -> Chosen:
@@ -158,12 +170,13 @@ class Choice:
             plan = make_plan(self.bench.structure, units, budget, selection)
         else:
             outcome = prune(
-                self.bench.model,
+                self.model,
                 self.in_step if self.refits_between else self.images,
                 budget,
                 criterion=self.criterion,
                 steps=self.steps,
                 selection=selection,
+                align=False,  # it is
                 repair=[Refit()] if self.refits_between else [],
                 repair_between=self.refits_between,
             )
@@ -180,7 +193,7 @@ class Choice:
         except ApoptosisError as error:
             yield from (refused(cell, error) for cell in cells)
             return
-        mended = {(): (cut(self.bench.model, chosen.plan), 0.0)}
+        mended = {(): (cut(self.model, chosen.plan), 0.0)}
         for cell in cells:
             repairs = REPAIRS[cell.repair]
             try:
@@ -200,7 +213,7 @@ class Choice:
     ) -> tuple[nn.Module, float]:
         """One more repair, and the seconds of all so far."""
         start = time.perf_counter()
-        mended = repair(self.bench.model, small, plan, self.in_step, None)
+        mended = repair(self.model, small, plan, self.in_step, None)
         return mended, before_s + time.perf_counter() - start
 
 
