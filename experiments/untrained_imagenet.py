@@ -10,10 +10,11 @@ as bits in hexadecimal, so that networks can be paired with each other too.
 
 A way is criterion:steps, with `+` where the network is refitted between the steps, and `aligned/` ahead of it where
 attention heads are first turned into their principal axes (the seconds of choosing have that in them). Scores of a
-single step are taken once for all budgets and kinds, and their seconds stand in the line of each. Kinds are those of groups that may shrink:
-`all`, or some, as in `channel` (ResNet50: inside blocks, and its first) and `head+hidden`. Widths are `global` (all
-units ranked together, per cost) or `uniform`. `missing` counts groups that the criterion could not score; they stay
-whole. Draws are seeds, for criteria that draw as well; with all 1,000 images nothing else differs between draws.
+single step are taken once for all budgets and kinds, and their seconds stand in the line of each. Kinds are those of
+groups that may shrink: `all`, or some, as in `channel` (ResNet50: inside blocks, and its first) and `head+hidden`.
+Widths are `global` (all units ranked together, per cost) or `uniform`. `missing` counts groups that the criterion could
+not score; they stay whole. Draws are seeds, for criteria that draw as well; with all 1,000 images nothing else differs
+between draws.
 
 One line per network, written when it is done; `--skip` leaves out what other files have. A refusal is a line too.
 Memory (MiB) is the most that the process ever had. A JSON file beside the lines tells options, commit and environment;

@@ -1,5 +1,6 @@
 """`obs`: prices of units with refits, against networks that are refitted by hand."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from apoptosis.criteria import CRITERIA, gates, obs_units
 from apoptosis.curvature import Moments, layer_moments
 from apoptosis.errors import ModelError
 from apoptosis.structure import trace
+from oracles.shrinking import SeparateAttention, small_case
 
 TASK = ap.Task.classification()
 
@@ -230,6 +232,76 @@ def test_layers_that_are_called_by_keyword_are_priced_alike():
     assert torch.equal(found["stem"], want["stem"])
     outcome = ap.prune(named, [x], ap.Budget(units=0.5))
     assert outcome.settings["criterion"] == "obs"
+
+
+SQUARES = replace(
+    ap.Task.classification(lambda outputs, labels: outputs.square().sum(1).mean()),
+    sample=lambda outputs, batch, generator: batch,
+)
+"""Its Gauss-Newton matrix is exact, without draws."""
+
+
+def attention(id: str) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor], ap.Structure]:
+    case = small_case(id)
+    model, x = case.model(), case.inputs(8)
+    return model, (x, torch.zeros(8, dtype=torch.int64)), trace(model, x[:2])
+
+
+def test_queries_and_keys_cost_what_gates_say_for_no_refit_can_mend_a_product():
+    model, batch, structure = attention("separate")
+    name = "parts.0.q:qk_dim"
+    found = obs_units(model, structure, [batch], SQUARES).values[name]
+    exact = gates(model, structure, [batch], SQUARES).values[name].double()
+    torch.testing.assert_close(found, exact, rtol=1e-8, atol=0)
+
+
+def test_a_dimension_of_all_three_costs_its_values_refitted_and_its_queries_and_keys():
+    """√((refitted + rest) · whole): of a twin with layers of their own, values tell what the first is and part of Γ."""
+    model, batch, structure = attention("fused")
+    twin, own = copy.deepcopy(model), SeparateAttention(8, 2, 2).double().eval()
+    with torch.no_grad():
+        for name in ("weight", "bias"):
+            parts = getattr(model.parts[0].qkv, name).chunk(3)
+            for layer, part in zip((own.q, own.k, own.v), parts, strict=True):
+                getattr(layer, name).copy_(part)
+        own.o.load_state_dict(model.parts[0].proj.state_dict())
+        twin.parts[0] = own
+        torch.testing.assert_close(twin(batch[0]), model(batch[0]))
+    apart = trace(twin, batch[0][:2])
+    price, alone = (
+        score(twin, apart, [batch], SQUARES).values["parts.0.v:v_dim"].double()
+        for score in (obs_units, gates)
+    )
+    found, whole = (
+        score(model, structure, [batch], SQUARES).values["parts.0.qkv:head_dim"].double()
+        for score in (obs_units, gates)
+    )
+    refitted, rest = price.square() / alone, (whole - alone).clamp_min(0)
+    torch.testing.assert_close(found, ((refitted + rest) * whole).sqrt(), rtol=1e-7, atol=0)
+    assert float((rest / whole).max()) > 0.01
+
+
+def test_where_samples_cannot_be_told_apart_queries_and_keys_are_missing():
+    class Turned(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            x = self.inner.embed(x).transpose(0, 1)  # positions first
+            attend = self.inner.parts[0]
+            q, k, v = (own(x).unflatten(-1, (2, 4)) for own in (attend.q, attend.k, attend.v))
+            weights = torch.softmax(torch.einsum("lbhd,mbhd->bhlm", q, k), -1)
+            x = x + attend.o(torch.einsum("bhlm,mbhd->lbhd", weights, v).flatten(2))
+            return self.inner.head(x.mean(0))
+
+    case = small_case("separate")
+    model, x = Turned(case.model()), case.inputs(7)
+    structure = trace(model, x[:2])
+    found = obs_units(model, structure, [x])
+    name = next(group.name for group in structure.groups if group.kind == "qk_dim")
+    assert name in found.missing
+    assert found.values
 
 
 def test_what_nobody_could_refit_is_refused():

@@ -5,9 +5,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from apoptosis.curvature import layer_moments
+from apoptosis.criteria.gates import find_gates
+from apoptosis.curvature import Gate, gate_curvature, layer_moments
 from apoptosis.errors import DataError, NonFiniteError
+from apoptosis.structure import trace
 from apoptosis.task import Task
+from oracles.shrinking import small_case
 
 TASK = Task.classification()
 
@@ -126,6 +129,43 @@ def test_gates_of_tokens_are_factors_for_all_tokens_of_a_sample():
             total += float(log.detach().exp()) * torch.outer(slope, slope) / len(x)
     found = layer_moments(model, [x], TASK, ["2"], draws=4000).layers["2"].gates
     assert float((found - total).norm() / total.norm()) < 0.06
+
+
+def squares() -> Task:
+    """Its Gauss-Newton matrix is exact, without draws."""
+    return Task.classification(lambda outputs, labels: outputs.square().sum(1).mean())
+
+
+def gates_of(model: nn.Module, id: str) -> list[Gate]:
+    structure = trace(model, small_case(id).inputs(2))
+    return [gate for group in structure.groups for gate in find_gates(model, group)]
+
+
+@pytest.mark.parametrize("id", ["separate", "fused", "residual"])
+@pytest.mark.parametrize("sizes", [(6,), (4, 2), (0, 3, 3)], ids=str)
+def test_gates_beside_the_layers_are_those_of_gates_alone(id, sizes):
+    case = small_case(id)
+    model, x = case.model(), case.inputs(6)
+    wanted, task = gates_of(model, id), squares()
+    batches = [(part, torch.zeros(len(part)).long()) for part in x.split(sizes)]
+    layer = {"residual": "head"}.get(id, "parts.0.o" if id == "separate" else "parts.0.proj")
+    found = layer_moments(model, batches, task, [layer], gates=wanted)
+    alone = gate_curvature(model, batches, task, wanted)
+    assert set(found.gates) == set(alone.diagonal) == {gate.group for gate in wanted}
+    for name, diagonal in alone.diagonal.items():
+        torch.testing.assert_close(found.gates[name], diagonal, rtol=1e-9, atol=1e-15)
+    without = layer_moments(model, batches, task, [layer])
+    assert without.gates == {}
+    assert torch.equal(without.layers[layer].outputs, found.layers[layer].outputs)
+
+
+def test_gates_are_wanted_without_any_layer():
+    case = small_case("separate")
+    model, x = case.model(), case.inputs(6)
+    wanted = [g for g in gates_of(model, "separate") if g.group.endswith("qk_dim")]
+    found = layer_moments(model, [(x, torch.zeros(6).long())], squares(), [], gates=wanted)
+    assert found.layers == {}
+    assert list(found.gates) == ["parts.0.q:qk_dim"]
 
 
 def test_the_oracle_of_outputs_can_fail():

@@ -69,7 +69,7 @@ def align_heads(
     Args:
         model: the one that `structure` describes; nothing of it changes.
         structure: its groups; those of heads tell which entries belong to one head.
-        batches: data, labelled or not, read once (the first batch twice); not at all where there is nothing to turn.
+        batches: data, labelled or not, read once; not at all where there is nothing to turn.
         task: what a batch is; classification unless said.
         groups: those to turn; all unless given.
 
@@ -106,8 +106,8 @@ def align_heads(
     energies: dict[str, Tensor] = {}
     with _quietly(turned):
         slots = dict.fromkeys(s for bonds in ways.values() for way in bonds for s in _watched(way))
-        moments = _moments(turned, slots, batches, task)
-        trial = _Trial(turned, task, batches)
+        moments, samples = _moments(turned, slots, batches, task)
+        trial = _Trial(turned, task, samples)
         for name, bonds in track(ways.items(), "aligning heads"):
             for way in bonds:
                 if (found := _turned(trial, way, moments)) is not None:
@@ -208,13 +208,8 @@ class _Moments:
         assert isinstance(found, Tensor), "a sum of at least one product"
         return found
 
-    def check(self, slots: Iterable[Slot]) -> None:
-        for slot in slots:
-            if slot not in self._sums:
-                raise DataError(
-                    "Attention heads were to be aligned and saw no samples: the batches are empty or were used up by "
-                    "an earlier loop. Give batches that can be iterated again, such as a list or a DataLoader."
-                )
+    def check_finite(self) -> None:
+        for slot in self._sums:
             if not bool(self.of(slot).isfinite().all()):
                 raise NonFiniteError(
                     f"NaN or infinity passes layer {slot.module!r}. Look for bad values in the data, or for a network "
@@ -224,15 +219,23 @@ class _Moments:
 
 def _moments(
     model: nn.Module, slots: Iterable[Slot], batches: Iterable[Batch], task: Task
-) -> _Moments:
-    found = _Moments()
+) -> tuple[_Moments, Batch]:
+    """What passes the slots, and a few samples of it."""
+    found, samples = _Moments(), None
     with ExitStack() as stack:
         for slot in slots:
             stack.enter_context(_seeing(model.get_submodule(slot.module), slot, found))
         for batch in track(batches, "what heads carry"):
-            _run(model, batch, task)
-    found.check(slots)
-    return found
+            if any(tensor.numel() for tensor in tensors_in(batch)):
+                samples = next(iter(task.split(batch, SAMPLES))) if samples is None else samples
+                _run(model, batch, task)
+    if samples is None:
+        raise DataError(
+            "Attention heads were to be aligned and saw no samples: the batches are empty or were used up by an "
+            "earlier loop. Give batches that can be iterated again, such as a list or a DataLoader."
+        )
+    found.check_finite()
+    return found, samples
 
 
 @contextmanager
@@ -266,15 +269,13 @@ class _Change:
 class _Trial:
     """A network that is turned in place, and what it computed before, on a few samples."""
 
-    def __init__(self, model: nn.Module, task: Task, batches: Iterable[Batch]) -> None:
-        batch = next(own for own in batches if any(t.numel() for t in tensors_in(own)))
+    def __init__(self, model: nn.Module, task: Task, samples: Batch) -> None:
         self.held = model_tensors(model)
-        self._model, self._task = model, task
-        self._batch = next(iter(task.split(batch, SAMPLES)))
+        self._model, self._task, self._samples = model, task, samples
         self._wanted = self._outputs()
 
     def _outputs(self) -> Tensor:
-        return self._task.outputs(_run(self._model, self._batch, self._task)).double()
+        return self._task.outputs(_run(self._model, self._samples, self._task)).double()
 
     def is_same(self) -> bool:
         """Whether the network still computes what it did."""
