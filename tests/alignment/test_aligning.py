@@ -104,10 +104,12 @@ def test_dropped_value_dimensions_miss_what_the_best_low_rank_misses(id: str):
     for net in (model, turned):
         mixed = heads(passing(net, "parts.0.o", x, side="input"), width)
         columns = heads(net.get_submodule("parts.0.o").weight.detach(), width)
-        sides.append([
-            [torch.cat(own[start : start + num]) for start in range(0, len(own), num)]
-            for own in (mixed, columns)
-        ])
+        sides.append(
+            [
+                [torch.cat(own[start : start + num]) for start in range(0, len(own), num)]
+                for own in (mixed, columns)
+            ]
+        )
     before, after = (list(zip(*own, strict=True)) for own in sides)
     for kept in range(1, width):
         for old, new in zip(before, after, strict=True):
@@ -136,12 +138,8 @@ def test_energies_are_the_shares_of_what_dimensions_carry():
     """Of the scores of all heads together; falling."""
     model, x, structure = case("separate", num=8)
     found = align_heads(model, structure, [x])
-    queries, keys = (
-        heads(passing(found.model, f"parts.0.{n}", x, side="output"), 4) for n in "qk"
-    )
-    carried = sum(
-        q.square().sum(0) * k.square().sum(0) for q, k in zip(queries, keys, strict=True)
-    )
+    queries, keys = (heads(passing(found.model, f"parts.0.{n}", x, side="output"), 4) for n in "qk")
+    carried = sum(q.square().sum(0) * k.square().sum(0) for q, k in zip(queries, keys, strict=True))
     wanted = carried / carried.sum()
     shares = found.energies["parts.0.q:qk_dim"]
     torch.testing.assert_close(shares, wanted, rtol=1e-6, atol=1e-9)
@@ -338,9 +336,7 @@ def test_dropout_and_random_numbers_stay_out_of_it():
 
 
 def test_a_vision_transformer_of_our_own():
-    options = ViTOptions(
-        image_size=8, patch_size=4, width=12, depth=2, num_heads=2, num_classes=3
-    )
+    options = ViTOptions(image_size=8, patch_size=4, width=12, depth=2, num_heads=2, num_classes=3)
     model, images = vit(options).eval(), torch.randn(8, 3, 8, 8)
     found = align_heads(model, trace(model, images[:1]), [(images, torch.zeros(8).long())])
     assert len(found.energies) == 4

@@ -404,6 +404,60 @@ def test_repairs_are_asked_for_by_name_one_after_the_other(own, tmp_path):
     assert UNREPAIRED not in found.stderr
 
 
+HEADS = """
+import torch
+from torch import nn
+from apoptosis.models import ViTOptions, vit
+
+def own():
+    torch.manual_seed(0)
+    sizes = dict(image_size=8, patch_size=4, width=12, depth=2, num_heads=2, num_classes=3)
+    return vit(ViTOptions(**sizes))
+
+def torchs():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(12, 2, 16, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    return nn.Sequential(nn.Conv2d(3, 12, 4, 4), nn.Flatten(2), Turned(), encoder, nn.Flatten(), nn.Linear(48, 3))
+
+class Turned(nn.Module):
+    def forward(self, x):
+        return x.transpose(1, 2)
+
+def images():
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(8, 3, 8, 8, generator=generator), torch.zeros(8).long()) for _ in range(2)]
+"""
+
+
+def test_heads_are_aligned_unless_that_is_refused_and_tables_say_so(tmp_path, monkeypatch):
+    (tmp_path / "heads.py").write_text(HEADS)
+    monkeypatch.chdir(tmp_path)
+    data = ("--data", "heads.py:images", "--keep-flops", "0.7", "--repair", "none")
+    said = "Heads were aligned first: 4 groups of their dimensions."
+
+    def run(*words):
+        return done(RUN.invoke(app, ["prune", "heads.py:own", *data, *map(str, words)]))
+
+    assert said in run("--out", "unsaid")
+    assert "aligned" not in run("--out", "refused", "--no-align")
+    assert said in run("--out", "others", "--criterion", "magnitude-l2", "--align")
+    assert "by obs in 1 step, its heads aligned first. Nothing" in run("--dry-run")
+    assert "aligned" not in run("--dry-run", "--no-align")
+    assert json.loads(run("--dry-run", "--json"))["align"] is True
+    assert json.loads(run("--out", "told", "--json"))["settings"]["align"] is True
+
+
+def test_groups_left_alone_for_one_reason_are_one_line(tmp_path, monkeypatch):
+    (tmp_path / "heads.py").write_text(HEADS)
+    monkeypatch.chdir(tmp_path)
+    words = ["--data", "heads.py:images", "--keep-flops", "0.8", "--repair", "none", "--out", "x"]
+    words += ["--criterion", "magnitude-l2", "--align"]
+    found = done(RUN.invoke(app, ["prune", "heads.py:torchs", *words]))
+    (line,) = [own for own in found.splitlines() if own.startswith("Not aligned")]
+    assert "head_dim and 1 other, because no module shows the output of" in line
+
+
 def test_where_nothing_was_removed_nothing_follows(own, tmp_path):
     arguments = ("--keep-flops", "1", "--out", tmp_path / "whole")
     text = done(prune(own, *arguments))

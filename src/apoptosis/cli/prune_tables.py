@@ -1,5 +1,7 @@
 """What `apoptosis prune` of whole units shows: asked and got side by side, widths before and after."""
 
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -111,6 +113,7 @@ class DryRun:
     num_batches: int | None
     criterion: Criterion
     steps: int
+    aligns: bool
     repair: tuple[str, ...]
 
     @staticmethod
@@ -143,8 +146,14 @@ class DryRun:
             num_batches(batches),
             how,
             steps,
+            how.align if options.align is None else options.align,
             tuple(map(str, repair)),
         )
+
+    @property
+    def has_heads(self) -> bool:
+        """Whether there is anything that could be aligned."""
+        return any(group.kind.endswith("_dim") for group in self.groups)
 
     def as_data(self) -> dict[str, Any]:
         """As plain data."""
@@ -154,6 +163,7 @@ class DryRun:
             "dry_run": True,
             "criterion": self.criterion.name,
             "steps": self.steps,
+            "align": self.aligns,
             "repair": list(self.repair),
             "asked": self.asked,
             "dense": self.dense,
@@ -185,6 +195,8 @@ def show_result(result: PruneResult, console: Console) -> None:
     console.print(Text(f"\n{_delivered(outcome)}"))
     if result.could_be_refitted:
         console.print(Text(UNREPAIRED), soft_wrap=True)
+    for line in _alignment_lines(outcome.settings):
+        console.print(Text(line), soft_wrap=True)
     for name, why in outcome.settings["repair_left_out"].items():
         console.print(Text(f"Not mended by {name}: {why}"), soft_wrap=True)
     for place, own in enumerate(result.run.earlier, 1):
@@ -201,7 +213,8 @@ def show_dry_run(dry: DryRun, console: Console) -> None:
         Text.assemble(
             (options.subject.model, "bold"),
             f" would be pruned by {dry.criterion.name} in {counted(dry.steps, 'step')}"
-            f"{_mended(dry.repair)}. Nothing was scored or written.\n",
+            f"{', its heads aligned first' if dry.aligns and dry.has_heads else ''}{_mended(dry.repair)}. "
+            "Nothing was scored or written.\n",
         )
     )
     table = plain_table(("", "left"), ("asked", "right"), ("lowest", "right"), ("dense", "right"))
@@ -234,6 +247,18 @@ def next_command(result: PruneResult) -> tuple[str, str]:
 
 def _mended(repair: tuple[str, ...]) -> str:
     return f", then mended by {' and '.join(repair)}" if repair else ""
+
+
+def _alignment_lines(settings: Mapping[str, Any]) -> Iterator[str]:
+    """What was aligned, and what was not, groups of one reason together: a network has the same in every layer."""
+    if names := settings.get("aligned"):
+        yield f"Heads were aligned first: {counted(len(names), 'group')} of their dimensions."
+    by_reason: dict[str, list[str]] = {}
+    for name, why in settings.get("not_aligned", {}).items():
+        by_reason.setdefault(re.sub(r"\d+", "0", why), []).append(name)
+    for names in by_reason.values():
+        others = f" and {counted(len(names) - 1, 'other')}" if names[1:] else ""
+        yield f"Not aligned: {names[0]}{others}, because {settings['not_aligned'][names[0]]}."
 
 
 def _spending_table(outcome: Outcome[Plan]) -> Table:
