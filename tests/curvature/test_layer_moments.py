@@ -133,7 +133,7 @@ def test_gates_of_tokens_are_factors_for_all_tokens_of_a_sample():
 
 def squares() -> Task:
     """Its Gauss-Newton matrix is exact, without draws."""
-    return Task.classification(lambda outputs, labels: outputs.square().sum(1).mean())
+    return Task.classification(lambda outputs, _: outputs.square().sum(1).mean())
 
 
 def gates_of(model: nn.Module, id: str) -> list[Gate]:
