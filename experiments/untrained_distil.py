@@ -2,7 +2,7 @@
 
     python experiments/untrained_distil.py --cifar data/cifar10.npz --draws 0 --out untrained_distil.csv
 
-Channels inside blocks go by `obs` in one step, layers and blocks are refitted on a draw of 2,000 images, as in
+Channels inside blocks go by `--ways` in one step, layers and blocks are refitted on a draw of 2,000 images, as in
 `untrained.py`; then `Distil` on all training images of `--cifar`, moved and flipped at random, labels unread. The same
 columns, so `untrained_tables.py` puts the lines on the same page; seconds are those of distilling alone.
 """
@@ -25,7 +25,6 @@ from apoptosis.structure import cut, trace
 from apoptosis.training import evaluate
 
 MOVED = Augmentation(pad=4)
-WAY = "obs:1"
 
 
 def networks(
@@ -33,9 +32,9 @@ def networks(
 ) -> Iterator[list[Row]]:
     structure = trace(dense, data.test[0][:1])
     distil = Distil(steps=args.steps, learning_rate=args.learning_rate)
-    for draw, removed in product(args.draws, args.removed):
+    for way, draw, removed in product(args.ways, args.draws, args.removed):
         batches = first(data.draw(draw, 250), 2000)
-        plan, chosen_s = Choice(dense, structure, batches, WAY, draw).plan(removed)
+        plan, chosen_s = Choice(dense, structure, batches, way, draw).plan(removed)
         small = cut(dense, plan)
         for repair in (Refit(), RefitBlocks()):
             small = repair(dense, small, plan, batches, None)
@@ -55,7 +54,7 @@ def networks(
                 "network": "narrow",
                 "of": "channels",
                 "draw": draw,
-                "way": WAY,
+                "way": way,
                 "removed": removed,
                 "repair": f"refit+blocks+distil:{args.steps}",
                 "images": 2000,
@@ -75,6 +74,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--draws", type=int, nargs="+", default=[0])
     parser.add_argument("--removed", type=float, nargs="+", default=REMOVED)
+    parser.add_argument("--ways", nargs="+", default=["obs:1"])
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--batch-size", type=int, default=100)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
@@ -83,7 +83,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     data, everything = (load_cifar(own, args.device) for own in (args.data, args.cifar))
     dense = public_network(32, args.weights, args.device)
-    count = len(args.draws) * len(args.removed)
+    count = len(args.ways) * len(args.draws) * len(args.removed)
     write_lines(args.out, networks(args, data, everything, dense), count)
 
 

@@ -8,11 +8,12 @@ figures are those on the 2,000 judging images. `difference` is what a network ha
 in points, `difference_se` its standard error from the same images' differences, `right` the images that it has right,
 as bits in hexadecimal, so that networks can be paired with each other too.
 
-A way is criterion:steps, with `+` where the network is refitted between the steps, and `aligned/` ahead of it where
-attention heads are first turned into their principal axes (the seconds of choosing have that in them). Scores of a
-single step are taken once for all budgets and kinds, and their seconds stand in the line of each. Kinds are those of
-groups that may shrink: `all`, or some, as in `channel` (ResNet50: inside blocks, and its first) and `head+hidden`.
-Widths are `global` (all units ranked together, per cost) or `uniform`. `missing` counts groups that the criterion could
+A way is criterion:steps, with `+` where the network is refitted between the steps; ahead of it `aligned/` where
+attention heads are first turned into their principal axes (the seconds of choosing have that in them), and `mirrored/`
+where scores and repairs see every image of the draw a second time, flipped. Scores of a single step are taken once for
+all budgets and kinds, and their seconds stand in the line of each. Kinds are those of groups that may shrink: `all`, or
+some, as in `channel` (ResNet50: inside blocks, and its first) and `head+hidden`. Widths are `global` (all units ranked
+together, per cost) or `uniform`. `missing` counts groups that the criterion could
 not score; they stay whole. Draws are seeds, for criteria that draw as well; with all 1,000 images nothing else differs
 between draws.
 
@@ -58,7 +59,7 @@ FIGURES = (
     *("accuracy", "loss", "difference", "difference_se", "macs_left", "params_left", "missing"),
     *("choosing_s", "repair_s", "peak_mib", "right", "failure"),
 )
-ALIGNED = "aligned/"
+ALIGNED, MIRRORED = "aligned", "mirrored"
 MOST_IN_STEP = 32
 """Batches: a refit of more makes a pass for each layer. Scores take small ones, for the memory of their graphs."""
 
@@ -136,11 +137,14 @@ class Choice:
 
     def __init__(self, bench: Bench, way: str, draw: int, images: int) -> None:
         self.bench = bench
-        self.is_aligned = way.startswith(ALIGNED)
-        name, _, steps = way.removeprefix(ALIGNED).partition(":")
+        *before, way = way.split("/")
+        self.is_aligned = ALIGNED in before
+        name, _, steps = way.partition(":")
         self.criterion = find_criterion(name).seeded(draw)
         self.steps, self.refits_between = int(steps.rstrip("+")), steps.endswith("+")
         self.images = bench.calibrate.draw(draw, images)
+        if MIRRORED in before:
+            self.images = self.images.and_mirrored()
         num_in_step = math.ceil(len(self.images.labels) / MOST_IN_STEP)
         self.in_step = replace(self.images, size=max(self.images.size, num_in_step))
 
@@ -224,7 +228,8 @@ def lines(args: argparse.Namespace, bench: Bench, earlier: Iterable[Row]) -> Ite
     yield from ([row] for row in bench.new)
     for draw, way in product(args.draws, args.ways):
         choice = Choice(bench, way, draw, args.images)
-        given = (args.network, len(bench.dense), len(choice.images.labels), draw, way)
+        num_images = min(args.images, len(bench.calibrate.labels))
+        given = (args.network, len(bench.dense), num_images, draw, way)
         for where in product(args.kinds, args.widths, args.removed):
             cells = [Cell(*given, *where, repair) for repair in args.repairs]
             if wanted := [cell for cell in cells if cell not in done]:
