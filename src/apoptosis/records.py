@@ -80,6 +80,9 @@ class Outcome(Generic[AnyPlan]):
     """Criterion, aggregation, selection, steps, seeds: what is needed to do it again. Plain JSON values."""
     example_inputs: Any = field(default=None, repr=False)
     """What the model was traced on."""
+    dense: nn.Module | None = field(default=None, repr=False)
+    """What `plan` leads from: the network given, or the same in other coordinates where heads were aligned, of which
+    the plan is one. With `prune` alone; checkpoints do not keep it."""
 
     def __str__(self) -> str:
         lines = [f"{type(self.model).__name__}, {self.plan}"]

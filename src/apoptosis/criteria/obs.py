@@ -6,7 +6,9 @@ weights costs ½ tr(S W_Q (A⁻¹_QQ)⁻¹ W_Qᵀ), and `elimination` finds a pa
 taken over, and at what price. Prices of all layers are in units of the loss, so that paths can be merged: each layer's
 are scaled so that without a refit, where ½ tr(S W_u A_uu W_uᵀ) is what the Kronecker form says of a unit, all units
 together cost what Γ says they do. (That form alone is off by factors of 5 to 50 between layers of one ResNet, and
-takes too much where errors add up over places.)
+takes too much where errors add up over places.) A⁻¹ has a penalty on its diagonal: of few samples, or many alike, the
+rest explains more of a unit than it will of others, so each layer takes the penalty that holds on samples not fitted
+(`held_out`).
 
 A score is the geometric mean of two prices: that of the unit's turn, the largest so far along the path, and what Γ says
 it costs without any refit, ½ Γ_uu. The first knows who can stand in for whom, the second is exact for the unit by
@@ -31,6 +33,7 @@ from torch.nn.modules.conv import _ConvNd
 from apoptosis.criteria.aggregation import UnitScores
 from apoptosis.criteria.elimination import Reader, eliminate
 from apoptosis.criteria.gates import find_gates
+from apoptosis.criteria.held_out import RIDGES, missed_by_ridge
 from apoptosis.criteria.taylor import gate_sites
 from apoptosis.curvature import (
     Gate,
@@ -51,6 +54,8 @@ __all__ = ["obs_units", "priced_groups"]
 
 JITTER = 1e-12
 """Of a moment's mean on the diagonal."""
+MOST_GROUPS = 8
+"""Groups of channels that tell a layer's penalty."""
 
 
 def obs_units(  # noqa: PLR0913 - what every criterion takes, and a word on each of its own choices
@@ -59,7 +64,7 @@ def obs_units(  # noqa: PLR0913 - what every criterion takes, and a word on each
     batches: Iterable[Batch],
     task: Task | None = None,
     *,
-    ridge: float = 1e-4,
+    ridge: float | None = None,
     draws: int = 1,
     seed: int = 0,
     micro_batch: int | None = None,
@@ -71,7 +76,8 @@ def obs_units(  # noqa: PLR0913 - what every criterion takes, and a word on each
         structure: its groups and their sites.
         batches: data to score on.
         task: what a batch is and what its loss is; classification unless said.
-        ridge: added to the diagonal of A, in parts of its mean.
+        ridge: added to the diagonal of A, in parts of its mean; what holds on samples not fitted unless given, for each
+            layer by itself.
         draws: of labels from the network's own predictions, per sample; another loss of few outputs is exact.
         seed: for the draws.
         micro_batch: at most so many samples at once, to bound memory.
@@ -117,8 +123,12 @@ def obs_units(  # noqa: PLR0913 - what every criterion takes, and a word on each
 
 
 def priced_groups(model: nn.Module, structure: Structure) -> list[str]:
-    """Names of groups that can be priced: linear layers alone read them, or attention multiplies them."""
-    return [group.name for group in structure.groups if _Priced.of(model, group).is_there]
+    """Names of groups that are sure to get a price: linear layers alone read them.
+
+    Whether samples can be told apart in what attention multiplies shows when they pass.
+    """
+    priced = {group.name: _Priced.of(model, group) for group in structure.groups}
+    return [name for name, own in priced.items() if own.readers and not own.gates]
 
 
 @dataclass(frozen=True)
@@ -133,8 +143,9 @@ class _Priced:
         """Both are empty where something that acts on the units is neither."""
         readers = _readers(model, group)
         gates = find_gates(model, group) if group.kind in ("qk_dim", "head_dim") else []
-        wants_both = group.kind == "head_dim"
-        return cls([], []) if wants_both and not (readers and gates) else cls(readers, gates)
+        # Gates on queries that a layer reads as well stand there alone, and miss the product.
+        is_odd = bool(gates) and bool(readers) != (group.kind == "head_dim")
+        return cls([], []) if is_odd else cls(readers, gates)
 
     @property
     def is_there(self) -> bool:
@@ -203,10 +214,11 @@ class _Prepared:
     """
 
     def __init__(
-        self, model: nn.Module, moments: dict[str, Moments], ridge: float, uses: Counter[str]
+        self, model: nn.Module, moments: dict[str, Moments], ridge: float | None, uses: Counter[str]
     ) -> None:
         """`uses`: how many groups each layer reads."""
         self._model, self._moments, self._ridge = model, moments, ridge
+        self._ridges: dict[str, float] = {}
         self._uses = uses.copy()
         self._parts: dict[str, dict[int, _Part]] = {path: {} for path in uses}
         self._device = next(model.parameters()).device
@@ -238,15 +250,40 @@ class _Prepared:
         parts = self._parts[path]
         if number not in parts:
             module: Any = self._model.get_submodule(path)
-            own = self._moments[path]
-            inputs, outputs = (m[number].to(self._device) for m in (own.inputs, own.outputs))
-            weight = as_matrix(module, module.weight.detach())[number].to(inputs)
-            if module.bias is not None:
-                bias = module.bias.detach().to(inputs).reshape(-1, len(weight))[number]
-                weight = torch.cat([weight, bias[:, None]], 1)
-            inverse = self._inverse(inputs, has_bias=module.bias is not None)
-            parts[number] = _Part(inputs, inverse, _weighted(outputs, weight))
+            if path not in self._ridges:
+                self._ridges[path] = self._held_out(path) if self._ridge is None else self._ridge
+            inputs = sum(half[number].to(self._device) for half in self._moments[path].halves)
+            assert isinstance(inputs, Tensor), "a sum of tensors"
+            inverse = _inverse(inputs, self._ridges[path], has_bias=module.bias is not None)
+            parts[number] = _Part(inputs, inverse, self._weights(path, number))
         return parts[number]
+
+    def _weights(self, path: str, number: int) -> Tensor:
+        """T of one group of channels."""
+        module: Any = self._model.get_submodule(path)
+        outputs = self._moments[path].outputs[number].to(self._device)
+        weight = as_matrix(module, module.weight.detach())[number].to(outputs)
+        if module.bias is not None:
+            bias = module.bias.detach().to(outputs).reshape(-1, len(weight))[number]
+            weight = torch.cat([weight, bias[:, None]], 1)
+        return _weighted(outputs, weight)
+
+    def _held_out(self, path: str) -> float:
+        """The penalty with which least is missed, over some of the layer's groups of channels."""
+        module: Any = self._model.get_submodule(path)
+        first, second = self._moments[path].halves
+        num_free = len(first[0]) - (module.bias is not None)
+        kernel = prod(module.kernel_size) if isinstance(module, _ConvNd) else 1
+        columns = torch.arange(num_free, device=self._device).reshape(-1, kernel)
+        missed = torch.zeros(len(RIDGES), dtype=torch.float64)
+        for number in range(0, len(first), max(1, len(first) // MOST_GROUPS)):
+            missed += missed_by_ridge(
+                (first[number].to(self._device), second[number].to(self._device)),
+                self._weights(path, number),
+                columns,
+                has_bias=module.bias is not None,
+            )
+        return RIDGES[int(missed.argmin())]
 
     def gates(self, site: Site) -> Tensor:
         """½ Γ_uu of every unit, as one layer reads it: all of its channels at once."""
@@ -254,12 +291,13 @@ class _Prepared:
         own = self._moments[site.module].gates
         return 0.5 * own[places[:, :, None], places[:, None, :]].sum((1, 2))
 
-    def _inverse(self, moment: Tensor, *, has_bias: bool) -> Tensor:
-        """(A + λ I)⁻¹ without a penalty on the constant; an input that is always zero gets λ alone."""
-        moment = moment.clone()
-        free = moment.diagonal()[: len(moment) - has_bias]
-        free += max(self._ridge * float(free.mean()), torch.finfo(torch.float64).tiny)
-        return torch.cholesky_inverse(torch.linalg.cholesky(moment))
+
+def _inverse(moment: Tensor, ridge: float, *, has_bias: bool) -> Tensor:
+    """(A + λ I)⁻¹ without a penalty on the constant; an input that is always zero gets λ alone."""
+    moment = moment.clone()
+    free = moment.diagonal()[: len(moment) - has_bias]
+    free += max(ridge * float(free.mean()), torch.finfo(torch.float64).tiny)
+    return torch.cholesky_inverse(torch.linalg.cholesky(moment))
 
 
 def _weighted(moment: Tensor, weight: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from apoptosis.curvature.containment import contained
 from apoptosis.curvature.gate_sums import Gate, GateSums
 from apoptosis.curvature.gradient import buffers_restored
 from apoptosis.curvature.grams import Gram
-from apoptosis.curvature.linear_maps import as_outputs, enough_places, pairs
+from apoptosis.curvature.linear_maps import as_inputs, as_outputs, enough_places, pairs
 from apoptosis.curvature.loss_factors import LossFactors
 from apoptosis.curvature.problem import check_devices, constant, pieces
 from apoptosis.errors import DataError, NonFiniteError
@@ -43,12 +43,18 @@ __all__ = ["LayerMoments", "Moments", "layer_moments"]
 class Moments:
     """Of one layer, float64 on the CPU: `inputs` is A, (g, n, n), `outputs` S, (g, m, m), for g groups of channels.
 
-    `gates` is Γ, (channels, channels), of all groups together.
+    `halves` are two that add up to A, of different samples as far as those come first; one may be zero. `gates` is Γ,
+    (channels, channels), of all groups together.
     """
 
-    inputs: Tensor
+    halves: tuple[Tensor, Tensor]
     outputs: Tensor
     gates: Tensor
+
+    @property
+    def inputs(self) -> Tensor:
+        """A, a new tensor."""
+        return self.halves[0] + self.halves[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +128,7 @@ def layer_moments(  # noqa: PLR0913 - whose, on what, and three words on how
                         if slope is not None and pull is not None:
                             own.add_slopes(_wide(given) * _wide(pull), slope, size)
                             if number == 0:
-                                own.add_inputs(given, slope)
+                                own.add_inputs(given, slope, size)
     if not total.samples:
         raise DataError(
             "Asked for moments of layers and found no samples: the batches are empty or were used up by an earlier "
@@ -195,15 +201,21 @@ class _Sums:
     def __init__(self, module: nn.Module) -> None:
         self._module: Any = module
         self._generator = torch.Generator().manual_seed(0)
-        self._inputs, self._outputs, self._gates = Gram(), Gram(), Gram()
+        self._inputs, self._outputs, self._gates = (Gram(), Gram()), Gram(), Gram()
+        self._num_odd = 0
 
-    def add_inputs(self, given: Tensor, slope: Tensor) -> None:
-        """What a piece sends into the layer."""
-        errors = as_outputs(self._module, slope)
+    def add_inputs(self, given: Tensor, slope: Tensor, num: int) -> None:
+        """What a piece of `num` samples sends into the layer; the odd one goes to either half in turn."""
+        inputs, errors = as_inputs(self._module, given), as_outputs(self._module, slope)
+        middle = (num + self._num_odd % 2) // 2 * len(errors) // num
+        self._num_odd += num % 2
         all_places = errors.shape[2]
         factor = all_places / min(all_places, enough_places(self._module))
-        for columns, _ in pairs(self._module, given, errors, generator=self._generator):
-            self._inputs.add_(columns, factor)
+        for half, rows in zip(self._inputs, (slice(middle), slice(middle, None)), strict=True):
+            if len(errors[rows]):
+                own = (inputs[rows], errors[rows])
+                for columns, _ in pairs(self._module, *own, generator=self._generator):
+                    half.add_(columns, factor)
 
     def add_slopes(self, pulls: Tensor, slope: Tensor, num: int) -> None:
         """Gradients of `num` samples for one cotangent: at the outputs, and times the inputs there."""
@@ -216,13 +228,14 @@ class _Sums:
 
     def mean(self, path: str, total: _Total) -> Moments:
         """Over all that was added, which is used up."""
-        if not all(own.is_finite for own in (self._inputs, self._outputs, self._gates)):
+        if not all(own.is_finite for own in (*self._inputs, self._outputs, self._gates)):
             raise NonFiniteError(
                 f"NaN or infinity passes layer {path!r}. Look for bad values in the data, or for a network that "
                 "overflows its number type."
             )
+        found = [own.taken(1 / total.samples).cpu() for own in self._inputs if not own.is_empty]
         return Moments(
-            self._inputs.taken(1 / total.samples).cpu(),
+            (found[0], found[1] if found[1:] else torch.zeros_like(found[0])),
             self._outputs.taken(1 / total.predictions).cpu(),
             self._gates.taken(1 / total.predictions)[0].cpu(),
         )
@@ -230,7 +243,7 @@ class _Sums:
     @property
     def is_empty(self) -> bool:
         """Whether nothing was added."""
-        return self._inputs.is_empty
+        return all(own.is_empty for own in self._inputs)
 
 
 def _wide(tensor: Tensor) -> Tensor:

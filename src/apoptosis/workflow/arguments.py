@@ -45,7 +45,9 @@ def check_data(batches: Any) -> None:
         )
 
 
-def check_choices(budget: Any, steps: Any, repair: Any, task: Any, selection: Any) -> None:
+def check_choices(  # noqa: PLR0913 - arguments of `prune`, one by one
+    budget: Any, steps: Any, repair: Any, task: Any, selection: Any, *, align: Any = None
+) -> None:
     """Refuse arguments of another kind than is meant, of which Python would say something else.
 
     Raises:
@@ -66,6 +68,8 @@ def check_choices(budget: Any, steps: Any, repair: Any, task: Any, selection: An
         raise ConfigError(
             f"selection={selection!r} was asked for; make one: Selection(round_to=8)."
         )
+    if align is not None and not isinstance(align, bool):
+        raise ConfigError(f"align={align!r} was asked for; it is True or False, or not said.")
 
 
 def check_number(what: str, value: Any) -> None:
@@ -124,7 +128,7 @@ def _by_name(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 @contextmanager
-def failures_explained(criterion: str) -> Iterator[None]:
+def failures_explained(work: str) -> Iterator[None]:
     """An error of the model or the loss on the data, with what it is an error of.
 
     Raises:
@@ -137,7 +141,7 @@ def failures_explained(criterion: str) -> Iterator[None]:
             raise
         first = (str(error).strip().splitlines() or ["no message"])[0]
         raise DataError(
-            f"Scoring by {criterion} failed on the data: {type(error).__name__}: {first}. Labels must fit the outputs "
+            f"{work} failed on the data: {type(error).__name__}: {first}. Labels must fit the outputs "
             "(one class index per sample, below the number of outputs), and the model must run on every batch; `task` "
             "says how a batch is read."
         ) from error

@@ -186,6 +186,7 @@ class _Ground:
                 criterion=find_criterion(contestant.criterion).seeded(self.seed),
                 steps=self._options.steps,
                 selection=replace(default_selection(self.model), widths=contestant.widths),
+                align=True,
                 repair=self._options.repair,
             )
             pruned = time.perf_counter()

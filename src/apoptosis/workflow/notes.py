@@ -12,6 +12,7 @@ refused where something else is said: half of one removal sequence and half of a
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -41,8 +42,8 @@ __all__ = [
 NAME = "step"
 MASKS, BUFFERS = "masks", "buffer."
 CHOICES, INSISTED = "choices", "repair_was_asked_for"
-ALIGN = ("align", False)
-"""What runs of versions before that choice did."""
+EARLIER: Mapping[str, Any] = MappingProxyType({"align": False})
+"""What runs did whose notes are older than a choice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,17 +69,18 @@ def told_as_begun(told: Told, journal: Journal | None) -> Told:
         return told
     begun = note.facts.get(CHOICES)
     if begun is None:
-        if told.criterion is not None and told.steps is not None:
-            return told
+        if told.criterion is not None and told.steps is not None and not told.align:
+            return replace(told, **EARLIER)
         raise CheckpointError(
             f"The notes in {journal.folder} are of an older version and do not say by which criterion, and in how many "
             "steps, their run was to go; defaults have changed. Begin again in a new folder; or, if you know both, say "
-            "criterion=… and steps=… as they were."
+            "criterion=… and steps=… as they were. Heads were not aligned then."
         )
+    begun = {**EARLIER, **begun}
     found = replace(
         told,
         steps=begun["steps"] if told.steps is None else told.steps,
-        align=begun.get(*ALIGN) if told.align is None else told.align,
+        align=begun["align"] if told.align is None else told.align,
     )
     if told.criterion is None:
         named = CRITERIA.get(begun["criterion"])
@@ -130,9 +132,7 @@ def check_as_begun(journal: Journal | None, choices: Mapping[str, Any]) -> None:
     note = None if journal is None else journal.read(NAME)
     if journal is None or note is None or CHOICES not in note.facts:
         return
-    begun, now = (
-        dict(_flat(own)) for own in (dict([ALIGN]) | note.facts[CHOICES], _plain(choices))
-    )
+    begun, now = (dict(_flat(own)) for own in ({**EARLIER, **note.facts[CHOICES]}, _plain(choices)))
     other = [
         f"{name} {begun.get(name, 'not said')} (now {now.get(name, 'not said')})"
         for name in dict.fromkeys((*begun, *now))

@@ -16,20 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from apoptosis.alignment import align_heads
 from apoptosis.checkpoint import Journal
 from apoptosis.criteria import Aggregation, Criterion, UnitScores
 from apoptosis.errors import ModelError, NonFiniteError
-from apoptosis.planning import (
-    Budget,
-    Limits,
-    Selection,
-    check_reachable,
-    limits_of,
-    plan_within,
-    spending,
-    within_reach,
-)
+from apoptosis.planning import Budget, Selection, check_reachable, spending
 from apoptosis.progress import track
 from apoptosis.records import Outcome, ScoreSummary, StepRecord
 from apoptosis.repair import Repair, find_repairs
@@ -52,6 +42,8 @@ from apoptosis.workflow.notes import (
     told_as_begun,
 )
 from apoptosis.workflow.removal_order import RemovalOrder
+from apoptosis.workflow.step_choice import StepChoice
+from apoptosis.workflow.turned import aligned_once
 from apoptosis.workflow.twins import scored_on_twin
 
 __all__ = ["default_selection", "prune"]
@@ -86,8 +78,8 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         aggregation: how scores of parameters are gathered into units; the criterion's own unless given.
         selection: how units are ranked, and which are left alone.
         align: whether attention heads are turned into their principal axes first, the network computing the same, so
-            that what their dimensions carry lies in few of them. The plan is then one for the turned network. Unless
-            given, for `obs`.
+            that what their dimensions carry lies in few of them. The plan is then one for the turned network,
+            `outcome.dense`. Unless given, for `obs`.
         repair: what to do with the network afterwards, in this order; unless given, a refit of layers and of blocks
             after `obs`, which counts on it, where the network is delivered as modules whose numbers are finite, and
             nothing after others. Give `[]` for nothing.
@@ -98,8 +90,9 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
             criterion, steps and repair it began with where these are not said.
 
     Returns:
-        The small network, the plan that leads to it, and a record of every step. `settings["repair_left_out"]` says
-        why a repair that nobody asked for was not possible.
+        The small network, the plan that leads to it from `outcome.dense`, and a record of every step.
+        `settings["repair_left_out"]` says why a repair that nobody asked for was not possible,
+        `settings["dims_left_whole"]` why heads keep their dimensions for the sake of one.
 
     Raises:
         BudgetError: the budget cannot be met.
@@ -115,7 +108,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     ['flops 50%']
     """
     check_data(batches)
-    check_choices(budget, steps, repair, task, selection)
+    check_choices(budget, steps, repair, task, selection, align=align)
     asked = Told(
         criterion=criterion,
         steps=steps,
@@ -148,12 +141,12 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     choices = choices_of(settings, how, mends.repairs, insists=told.insists)
     check_as_begun(journal, choices)
     if align:
-        with failures_explained(how.name):
-            turned = align_heads(
-                *(model, dense, at_pass(batches, 0), task), groups=selection.groups(dense)
-            )
-        model = mends.dense = turned.model
-        settings |= {"aligned": list(turned.energies), "not_aligned": turned.left_alone}
+        model, said = aligned_once(
+            *(model, dense, at_pass(batches, 0), task),
+            groups=selection.groups(dense),
+            journal=journal,
+        )
+        mends.dense, settings = model, {**settings, **said}
     order = RemovalOrder(dense)
     plan, history = noted_units(journal, dense, order)
     small, structure = (cut(model, plan), dense.after(plan)) if plan.kept else (model, dense)
@@ -166,7 +159,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         scoring = scored_on_twin(how, model, dense, small, plan)
         if scoring is not how and repair_between:
             mends.check_leave_alone(how)
-        with failures_explained(how.name):
+        with failures_explained(f"Scoring by {how.name}"):
             units = scoring.units(
                 small,
                 _open(structure, selection),
@@ -176,7 +169,9 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
             )
         if step == 1:
             check_reachable(dense, budget, selection, units)
-        part, limits = _next_part(dense, structure, units, budget, selection, step / steps)
+        point = StepChoice(dense, structure, units, budget, step / steps)
+        chosen = point.chosen(selection, keep_module=mends.want_modules)
+        settings, part = {**settings, **chosen.said}, chosen.part
         if part.kept:
             order.note(plan, part, units)
             structure, plan = structure.after(part), plan.then(part)
@@ -186,7 +181,9 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
                 else cut(small, part)
             )
             mends.check(small)
-        if step == steps > 1 and (full := order.with_budget_spent(plan, selection, limits)):
+        if step == steps > 1 and (
+            full := order.with_budget_spent(plan, chosen.selection, chosen.limits)
+        ):
             small, structure, plan = cut(model, full), dense.after(full), full
         before = history[-1].left if history else {g.name: g.size for g in dense.groups}
         history.append(_record(step, units, structure, before, time.perf_counter() - start))
@@ -199,6 +196,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         spending(dense, plan, budget, selection),
         {**settings, "repair": mends.names(), "repair_left_out": mends.left_out},
         example,
+        model,
     )
 
 
@@ -252,6 +250,11 @@ class _Mends:
                 except ModelError as error:
                     self._leave_out(mend, error)
 
+    @property
+    def want_modules(self) -> bool:
+        """Whether scores count on repairs that nobody asked for, and that a program would go without."""
+        return bool(self.repairs) and not self.were_asked_for
+
     def check_leave_alone(self, how: Criterion) -> None:
         """Refuse repairs between steps where scores cannot be taken of what they make.
 
@@ -286,31 +289,6 @@ def default_selection(model: nn.Module) -> Selection:
     halves = (torch.float16, torch.bfloat16)
     wants_eights = any(p.is_cuda and p.dtype in halves for p in model.parameters())
     return Selection(round_to=8 if wants_eights else 1)
-
-
-def _limits(
-    dense: Structure, budget: Budget, selection: Selection, progress: float
-) -> tuple[Selection, Limits]:
-    """What holds at a point on the way: every share s is s^progress there."""
-    shares = {pattern: share**progress for pattern, share in selection.shares.items()}
-    here = replace(selection, shares=shares)
-    asked = {name: share**progress for name, share in budget.shares().items()}
-    return here, limits_of(dense, asked, here)
-
-
-def _next_part(  # noqa: PLR0913 - both networks, who is worth what, and how far to go
-    dense: Structure,
-    structure: Structure,
-    units: UnitScores,
-    budget: Budget,
-    selection: Selection,
-    progress: float,
-) -> tuple[Plan, Limits]:
-    """What goes in a step, and the limits that held."""
-    here, limits = _limits(dense, budget, selection, progress)
-    if progress < 1:  # shares are rounded to whole units, and may not fit in on the way
-        limits = within_reach(structure, units, here, limits)
-    return plan_within(structure, units, here, limits), limits
 
 
 def _record(

@@ -120,7 +120,7 @@ def sparsify(  # noqa: PLR0913 - each word is one a user may want to say, and no
         before = sparsity.on_the_way((stage - 1) / stages, layers)
         if here is None or (sparsity.pattern is not None and here == before):
             continue  # whole weights of a pattern go at some stages only
-        with failures_explained(how.name):
+        with failures_explained(f"Scoring by {how.name}"):
             scores = score(small, batches, task)
         values = saliencies(scores, small, form, layers, masks)
         later = make_masks(small, values, replace(here, allow_empty=True), start=masks)
