@@ -1,5 +1,8 @@
 """`prune` with heads aligned first: who gets it, what records say, and runs that go on."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,12 +10,14 @@ from torch import Tensor, nn
 import apoptosis as ap
 from apoptosis.alignment import align_heads
 from apoptosis.checkpoint import open_journal
-from apoptosis.errors import CheckpointError
+from apoptosis.criteria import find_criterion
+from apoptosis.errors import CheckpointError, ConfigError
 from apoptosis.models import ViTOptions, digits_cnn, vit
 from apoptosis.structure import cut, trace
 from apoptosis.training import FitOptions
 from apoptosis.workflow import Material, Pruning, iterative, one_shot, prune
 from apoptosis.workflow import pruning as MODULE
+from apoptosis.workflow import turned as TURNED
 from oracles.untouched import Snapshot
 
 OPTIONS = ViTOptions(image_size=8, patch_size=4, width=12, depth=1, num_heads=2, num_classes=3)
@@ -196,6 +201,131 @@ def test_notes_from_before_there_was_a_choice_go_on_without(tmp_path, monkeypatc
         found = prune(model, batches(), HALF, journal=journal)
     assert found.settings["align"] is False
     assert same(found.model, prune(model, batches(), HALF, criterion="gates", steps=3).model)
+
+
+def test_notes_of_versions_without_choices_go_on_without(tmp_path, monkeypatch):
+    model, place = net(), tmp_path / "run"
+    stopped(model, place, monkeypatch, align=False)
+    with open_journal(place, {}, resume=True) as journal:
+        note = journal.read("step")
+        assert note is not None
+        facts = {name: own for name, own in note.facts.items() if name != "choices"}
+        journal.write("step", facts, note.tensors)
+    how = {"criterion": "gates", "steps": 3}
+    with (
+        open_journal(place, {}, resume=True) as journal,
+        pytest.raises(CheckpointError, match="al"),
+    ):
+        prune(model, batches(), HALF, **how, align=True, journal=journal)
+    gates = replace(find_criterion("gates"), align=True)  # as a criterion that wants it by itself
+    with open_journal(place, {}, resume=True) as journal:
+        found = prune(model, batches(), HALF, criterion=gates, steps=3, journal=journal)
+    assert found.settings["align"] is False
+    assert same(found.model, prune(model, batches(), HALF, **how).model)
+
+
+def test_a_run_that_goes_on_has_the_turned_heads_of_its_first_life(tmp_path, monkeypatch):
+    model, place = net(), tmp_path / "run"
+    stopped(model, place, monkeypatch, align=True)
+    how = {"criterion": "gates", "steps": 3, "align": True}
+    whole = prune(model, batches(), HALF, **how)
+    monkeypatch.setattr(TURNED, "align_heads", None)  # nobody aligns again
+    with open_journal(place, {}, resume=True) as journal:
+        found = prune(model, batches(), HALF, **how, journal=journal)
+    assert same(found.model, whole.model)
+    assert same(found.dense, whole.dense)
+    assert found.settings == whole.settings
+
+
+def test_a_run_of_another_network_is_refused(tmp_path, monkeypatch):
+    model, place = net(), tmp_path / "run"
+    stopped(model, place, monkeypatch, align=True)
+    with torch.no_grad():
+        model.get_parameter("blocks.0.attn.qkv.weight").mul_(2)
+    with (
+        open_journal(place, {}, resume=True) as journal,
+        pytest.raises(CheckpointError, match="aligned the heads of another network"),
+    ):
+        prune(model, batches(), HALF, criterion="gates", steps=3, align=True, journal=journal)
+
+
+def test_the_plan_is_one_for_the_network_that_the_outcome_has():
+    model, data = net(), batches()
+    outcome = prune(model, data, HALF, repair=[])
+    assert outcome.dense is not model
+    assert same(cut(outcome.dense, outcome.plan), outcome.model)
+    x = data[0][0]
+    with torch.no_grad():
+        torch.testing.assert_close(outcome.dense(x), model(x), rtol=1e-4, atol=1e-5)
+    assert prune(model, data, HALF, align=False, repair=[]).dense is model
+
+
+@pytest.mark.parametrize("align", ["no", 0, 1])
+def test_align_is_yes_or_no(align: Any):
+    with pytest.raises(ConfigError, match="it is True or False"):
+        prune(net(), batches(), HALF, align=align)
+
+
+class Written(nn.Module):
+    """Attention whose code has the width of a head written into it, and a layer with hidden units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(16, 16) for _ in range(4))
+        self.up, self.down = nn.Linear(16, 48), nn.Linear(48, 16)
+        self.head = nn.Linear(16, 3)
+
+    def heads(self, x: Tensor) -> Tensor:
+        return x.view(len(x), -1, x.shape[2] // 8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (self.heads(own(x)).transpose(1, 2) for own in (self.q, self.k, self.v))
+        mixed = (q @ k.mT / 8**0.5).softmax(-1) @ v
+        x = x + self.o(mixed.transpose(1, 2).flatten(2))
+        return self.head((x + self.down(self.up(x).relu())).mean(1))
+
+
+class AllWritten(Written):
+    """The number of heads as well."""
+
+    def heads(self, x: Tensor) -> Tensor:
+        return x.view(len(x), -1, 2, 8)
+
+
+def written(kind: type[Written]) -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
+    torch.manual_seed(0)
+    return kind().eval(), [(torch.randn(16, 5, 16), torch.zeros(16).long()) for _ in range(2)]
+
+
+@pytest.mark.parametrize("kind", [Written, AllWritten])
+def test_heads_are_spared_where_a_refit_would_be_lost(kind: type[Written]):
+    model, data = written(kind)
+    small = prune(model, data, HALF)
+    assert small.plan.delivery == "module"
+    assert small.settings["repair_left_out"] == {}
+    assert small.spent[0].got <= 0.6
+    kinds = {group.name: group.kind for group in trace(model, data[0][0][:1]).groups}
+    spared = small.settings["spared"]["kinds"]
+    assert "qk_dim" in spared
+    assert not {kinds[name] for name in small.plan.kept} & set(spared)
+    assert small.settings["spared"]["because"]
+
+
+@pytest.mark.parametrize(
+    ("budget", "how"),
+    [
+        (HALF, {"selection": ap.Selection(kinds=("qk_dim", "v_dim", "hidden"))}),
+        (HALF, {"selection": ap.Selection(shares={"q:qk_dim": 0.5})}),
+        (HALF, {"repair": []}),
+        (ap.Budget(flops=0.15), {}),
+    ],
+    ids=["kinds said", "a share said", "no repair", "no other way"],
+)
+def test_heads_are_not_spared(budget: ap.Budget, how: dict[str, Any]):
+    model, data = written(AllWritten)
+    small = prune(model, data, budget, **how)
+    assert small.plan.delivery == "program"
+    assert "spared" not in small.settings
 
 
 def test_roads_hand_it_on():

@@ -92,7 +92,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     Returns:
         The small network, the plan that leads to it from `outcome.dense`, and a record of every step.
         `settings["repair_left_out"]` says why a repair that nobody asked for was not possible,
-        `settings["dims_left_whole"]` why heads keep their dimensions for the sake of one.
+        `settings["spared"]` which kinds of groups stay whole for the sake of one, and why.
 
     Raises:
         BudgetError: the budget cannot be met.

@@ -1,9 +1,14 @@
-"""Who goes in one step of `prune`: as many as the way to the budget wants, and if need be only some kinds."""
+"""Who goes in one step of `prune`: as many as the way to the budget wants, and if need be of some kinds alone.
 
-from collections.abc import Mapping
+Code often has the number and the width of heads written into it, and a network cut there is delivered as a program,
+which no refit can mend. Where scores count on a refit that is worth more than what the heads save.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from glob import escape
+from typing import Any
 
 from apoptosis.criteria import UnitScores
 from apoptosis.errors import BudgetError
@@ -20,6 +25,10 @@ from apoptosis.structure import Plan, Structure
 
 __all__ = ["Chosen", "StepChoice"]
 
+DIMS, HEADS = ("qk_dim", "v_dim", "head_dim"), ("head", "kv_head", "query_head")
+IN_THE_WAY = (DIMS, (*DIMS, *HEADS))
+"""Kinds that are left whole together, for the network to stay a module; as few as will do."""
+
 
 @dataclass(frozen=True)
 class Chosen:
@@ -28,7 +37,7 @@ class Chosen:
     part: Plan
     selection: Selection
     limits: Limits
-    said: Mapping[str, str] = field(default_factory=dict[str, str])
+    said: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -46,16 +55,27 @@ class StepChoice:
         found = self._next(selection)
         if not keep_module or found.part.delivery == "module":
             return found
-        whole = _with_dims_whole(self.structure, selection)
-        if whole is None:
-            return found
+        for kinds in IN_THE_WAY:
+            other = self._sparing(kinds, selection)
+            if other is not None and other.part.delivery == "module":
+                because = found.part.delivery_because
+                return replace(other, said={"spared": {"kinds": list(kinds), "because": because}})
+        return found
+
+    def _sparing(self, kinds: Sequence[str], selection: Selection) -> Chosen | None:
+        """Without groups of these kinds; None where that was not left open, or the budget cannot be met so."""
+        groups = selection.groups(self.structure)
+        spared = [group.name for group in groups if group.kind in kinds]
+        shared = any(fnmatchcase(name, pattern) for name in spared for pattern in selection.shares)
+        if selection.kinds is not None or shared or len(spared) in (0, len(groups)):
+            return None
+        names = (*selection.names, *(f"!{escape(name)}" for name in spared))
+        others = replace(selection, names=names)
         try:
-            check_reachable(self.dense, self.budget, whole, self.units)
-            other = self._next(whole)
+            check_reachable(self.dense, self.budget, others, self.units)
+            return self._next(others)
         except BudgetError:
-            return found
-        said = {"dims_left_whole": found.part.delivery_because}
-        return replace(other, said=said) if other.part.delivery == "module" else found
+            return None
 
     def _next(self, selection: Selection) -> Chosen:
         here, limits = self._limits(selection)
@@ -69,17 +89,3 @@ class StepChoice:
         here = replace(selection, shares=shares)
         asked = {name: share**self.progress for name, share in self.budget.shares().items()}
         return here, limits_of(self.dense, asked, here)
-
-
-def _with_dims_whole(structure: Structure, selection: Selection) -> Selection | None:
-    """The same, but that all heads keep their dimensions; None where that was not left open, or nothing else may go.
-
-    Code often has the width of a head written into it, and a network cut there is delivered as a program, which no
-    refit can mend.
-    """
-    groups = selection.groups(structure)
-    dims = [group for group in groups if group.kind.endswith("_dim")]
-    shared = any(fnmatchcase(own.name, pattern) for own in dims for pattern in selection.shares)
-    if selection.kinds is not None or shared or len(dims) in (0, len(groups)):
-        return None
-    return replace(selection, names=(*selection.names, *(f"!{escape(own.name)}" for own in dims)))
