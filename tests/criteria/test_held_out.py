@@ -1,74 +1,90 @@
-"""The penalty that holds on samples nobody fitted, against least squares on the samples themselves."""
+"""How far fits hold on samples that nobody fitted, against least squares on the samples themselves."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from apoptosis.criteria.held_out import RIDGES, missed_by_ridge
+from apoptosis.criteria.held_out import RIDGES, optimism
 
 
 def moment(x: Tensor) -> Tensor:
-    return x.T @ x / len(x)
+    return x.T @ x
 
 
-def drawn(num: int, width: int, rank: int, *, seed: int, noise: float = 0.3) -> Tensor:
-    """What `rank` sources and a little noise of each input's own make."""
+def drawn(num: int, width: int, *, seed: int, noise: float) -> Tensor:
+    """What three sources make of inputs, and noise of each input's own."""
     generator = torch.Generator().manual_seed(seed)
-    mixing = torch.randn(
-        rank, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    )
-    sources = torch.randn(num, rank, generator=generator, dtype=torch.float64)
+    mixing = torch.randn(3, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sources = torch.randn(num, 3, generator=generator, dtype=torch.float64)
     own = torch.randn(num, width, generator=generator, dtype=torch.float64)
     return sources @ mixing + noise * own
 
 
-def chosen(halves: tuple[Tensor, Tensor], width: int) -> float:
-    columns = torch.arange(width)[:, None]
-    missed = missed_by_ridge(halves, torch.eye(width).double(), columns, has_bias=False)
-    return RIDGES[int(missed.argmin())]
+def left(x: Tensor, seen: Tensor, gone: list[int], width: int, ridge: float) -> float:
+    """Ridge regression by more rows, judged column by column."""
+    kept = [i for i in range(x.shape[1]) if i not in gone]
+    penalty = (ridge * x[:, :width].square().sum(0).mean()).sqrt() * torch.eye(len(kept)).double()
+    if x.shape[1] > width:
+        penalty[-1] = 0
+    rows = torch.cat([x[:, kept], penalty])
+    targets = torch.cat([x[:, gone], torch.zeros(len(kept), len(gone)).double()])
+    fit = torch.linalg.lstsq(rows, targets).solution
+    missed = (seen[:, gone] - seen[:, kept] @ fit).square().sum(0) / seen[:, gone].square().sum(0)
+    return float(missed.clamp(max=1).mean())
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_it_is_what_ridge_regression_on_one_half_misses_of_the_other(has_bias: bool):
-    kernel, width = 2, 12
-    a, b = (drawn(30, width, 4, seed=seed) for seed in (1, 2))
+@pytest.mark.parametrize("noise", [0.3, 3.0])
+def test_it_is_what_ridge_regression_fails_to_explain_of_the_other_half(
+    has_bias: bool, noise: float
+):
+    kernel, width, ridge = 2, 12, 1e-3
+    a, b = (drawn(30, width, seed=seed, noise=noise) for seed in (1, 2))
     if has_bias:
         a, b = (torch.cat([x, torch.ones(30, 1).double()], 1) for x in (a, b))
-    weights = torch.randn(5, a.shape[1], generator=torch.Generator().manual_seed(3)).double()
     columns = torch.arange(width).reshape(-1, kernel)
-    found = missed_by_ridge((moment(a), moment(b)), weights, columns, has_bias=has_bias)
+    found = optimism((moment(a), moment(b)), columns, ridge=ridge, has_bias=has_bias)
 
     order = torch.randperm(len(columns), generator=torch.Generator().manual_seed(0))
-    gone = columns[order[: len(columns) // 4]].flatten()
-    kept = [i for i in range(a.shape[1]) if i not in gone.tolist()]
-    for number, ridge in enumerate(RIDGES):
-        wanted = 0.0
-        for own, other in ((a, b), (b, a)):
-            size = own[:, :width].square().sum(0).mean()  # of A's diagonal, times the samples
-            penalty = torch.diag((ridge * size).sqrt() * torch.ones(len(kept)).double())
-            if has_bias:
-                penalty[-1] = 0
-            rows = torch.cat([own[:, kept], penalty])
-            targets = torch.cat([own[:, gone], torch.zeros(len(kept), len(gone)).double()])
-            fit = torch.linalg.lstsq(rows, targets).solution
-            missed = (other[:, gone] - other[:, kept] @ fit).square().mean(0)
-            wanted += float(missed @ weights[:, gone].square().sum(0))
-        assert float(found[number]) == pytest.approx(wanted, rel=1e-8)
+    gone = columns[order[: len(columns) // 4]].flatten().tolist()
+    both = torch.cat([a, b])
+    inside = left(both, both, gone, width, ridge)
+    outside = min(left(a, b, gone, width, own) + left(b, a, gone, width, own) for own in RIDGES) / 2
+    assert found == pytest.approx(max(0.0, (outside - inside) / (1 - inside)), rel=1e-8)
+    assert (found > 0.15) is (noise > 1)
 
 
-def test_few_samples_want_a_larger_penalty_than_many():
-    few, many = (
-        tuple(moment(drawn(num, 40, 3, seed=seed, noise=2)) for seed in (1, 2))
-        for num in (45, 20_000)
-    )
-    assert chosen(many, 40) <= 1e-3
-    assert chosen(few, 40) >= 1e-2
+def test_the_more_samples_the_less_is_claimed_in_vain():
+    found = [
+        optimism(
+            tuple(moment(drawn(num, 40, seed=seed, noise=1)) for seed in (1, 2)),
+            torch.arange(40)[:, None],
+            ridge=1e-4,
+            has_bias=False,
+        )
+        for num in (25, 100, 10_000)
+    ]
+    assert found[0] > 2 * found[1] > 20 * found[2]
 
 
-def test_nothing_is_missed_where_there_is_nothing_to_tell_by():
-    whole = moment(drawn(50, 8, 3, seed=1))
-    columns, weights = torch.arange(8)[:, None], torch.eye(8).double()
-    one_sample = missed_by_ridge((whole, torch.zeros_like(whole)), weights, columns, has_bias=False)
-    assert not one_sample.any()
-    three = missed_by_ridge((whole[:3, :3],) * 2, weights[:3, :3], columns[:3], has_bias=False)
-    assert not three.any()
+def test_one_column_of_great_energy_does_not_speak_for_the_others():
+    """Two that are copies of each other, ten thousand times as large, among others that nothing tells."""
+    a, b = (drawn(60, 40, seed=seed, noise=50) for seed in (1, 2))
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(0)).tolist()
+    for x in (a, b):
+        x[:, order[0]] = 1e4 * x[:, order[-1]]
+        x[:, order[-1]] *= 1e4
+    columns = torch.arange(40)[:, None]
+    assert optimism((moment(a), moment(b)), columns, ridge=1e-12, has_bias=False) > 0.5
+
+
+def test_it_is_nothing_where_there_is_nothing_to_tell_by():
+    whole, columns = moment(drawn(50, 8, seed=1, noise=1)), torch.arange(8)[:, None]
+    one_sample = (whole, torch.zeros_like(whole))
+    assert optimism(one_sample, columns, ridge=1e-4, has_bias=False) == 0
+    few = (whole[:3, :3], whole[:3, :3])
+    assert optimism(few, columns[:3], ridge=1e-4, has_bias=False) == 0
+    silent = whole.clone()
+    silent[:, :] = 0
+    silent[0, 0] = 1
+    assert optimism((silent, silent), columns, ridge=1e-4, has_bias=False) == 0

@@ -9,6 +9,7 @@ from torch import nn
 
 import apoptosis as ap
 from apoptosis.criteria import CRITERIA, gates, obs_units
+from apoptosis.criteria.held_out import optimism
 from apoptosis.curvature import Moments, layer_moments
 from apoptosis.errors import ModelError
 from apoptosis.structure import trace
@@ -39,9 +40,18 @@ def scale(moments: Moments, weight: torch.Tensor) -> float:
     return exact / said
 
 
-def with_refit(values: torch.Tensor, moments: Moments) -> torch.Tensor:
-    """The price along the path: a score is the geometric mean of it and of ½ Γ_uu."""
-    return values.square() / (0.5 * moments.gates.diagonal())
+def doubt(moments: Moments, ridge: float = 0.0, kernel: int = 1) -> float:
+    """κ of a layer of one group of channels."""
+    (first,), (second,) = moments.halves
+    num = len(moments.gates) * kernel
+    columns = torch.arange(num).reshape(-1, kernel)
+    return optimism((first, second), columns, ridge=ridge, has_bias=len(first) > num)
+
+
+def with_refit(values: torch.Tensor, moments: Moments, ridge: float = 0.0) -> torch.Tensor:
+    """The price along the path: a score is p^((1 − κ)/2) q^((1 + κ)/2) of it and of q = ½ Γ_uu."""
+    kappa, alone = doubt(moments, ridge), 0.5 * moments.gates.diagonal()
+    return (values / alone ** ((1 + kappa) / 2)) ** (2 / (1 - kappa))
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -106,7 +116,7 @@ def test_a_unit_that_another_can_stand_in_for_is_free():
         model[0].bias[3] = 2 * model[0].bias[1]
     values = obs_units(model, trace(model, x[:1]), [x], ridge=1e-9).values["0"]
     assert int(values.argmin()) in (1, 3)
-    prices = with_refit(values, layer_moments(model, [x], TASK, ["2"]).layers["2"])
+    prices = with_refit(values, layer_moments(model, [x], TASK, ["2"]).layers["2"], ridge=1e-9)
     assert float(prices.min()) < 1e-6 * float(prices.max())
 
 
@@ -253,7 +263,7 @@ def test_queries_and_keys_cost_what_gates_say_for_no_refit_can_mend_a_product():
 
 
 def test_a_dimension_of_all_three_costs_its_values_refitted_and_its_queries_and_keys():
-    """√((refitted + rest) · whole): of a twin with layers of their own, values tell what the first is and part of Γ."""
+    """p is refitted + rest, q whole: a twin with layers of their own tells what the first is, and part of Γ."""
     model, batch, structure = attention("fused")
     twin, own = copy.deepcopy(model), SeparateAttention(8, 2, 2).double().eval()
     with torch.no_grad():
@@ -273,8 +283,11 @@ def test_a_dimension_of_all_three_costs_its_values_refitted_and_its_queries_and_
         score(model, structure, [batch], SQUARES).values["parts.0.qkv:head_dim"].double()
         for score in (obs_units, gates)
     )
-    refitted, rest = price.square() / alone, (whole - alone).clamp_min(0)
-    torch.testing.assert_close(found, ((refitted + rest) * whole).sqrt(), rtol=1e-7, atol=0)
+    moments = layer_moments(twin, [batch], SQUARES, ["parts.0.o"]).layers["parts.0.o"]
+    kappa, rest = doubt(moments, ridge=1e-4), (whole - alone).clamp_min(0)
+    refitted = (price / alone ** ((1 + kappa) / 2)) ** (2 / (1 - kappa))
+    wanted = (refitted + rest) ** ((1 - kappa) / 2) * whole ** ((1 + kappa) / 2)
+    torch.testing.assert_close(found, wanted, rtol=1e-7, atol=0)
     assert float((rest / whole).max()) > 0.01
 
 

@@ -195,7 +195,7 @@ def show_result(result: PruneResult, console: Console) -> None:
     console.print(Text(f"\n{_delivered(outcome)}"))
     if result.could_be_refitted:
         console.print(Text(UNREPAIRED), soft_wrap=True)
-    for line in _alignment_lines(outcome.settings):
+    for line in _head_lines(outcome.settings):
         console.print(Text(line), soft_wrap=True)
     for name, why in outcome.settings["repair_left_out"].items():
         console.print(Text(f"Not mended by {name}: {why}"), soft_wrap=True)
@@ -249,8 +249,14 @@ def _mended(repair: tuple[str, ...]) -> str:
     return f", then mended by {' and '.join(repair)}" if repair else ""
 
 
-def _alignment_lines(settings: Mapping[str, Any]) -> Iterator[str]:
-    """What was aligned, and what was not, groups of one reason together: a network has the same in every layer."""
+def _head_lines(settings: Mapping[str, Any]) -> Iterator[str]:
+    """What was aligned or spared, and what was not, groups of one reason together: every layer has the same."""
+    if spared := settings.get("spared"):
+        kinds = ", ".join(spared["kinds"])
+        yield (
+            f"Groups of the kinds {kinds} stay whole: the network would become a program, which nothing mends, because "
+            f"{spared['because']}"
+        )
     if names := settings.get("aligned"):
         yield f"Heads were aligned first: {counted(len(names), 'group')} of their dimensions."
     by_reason: dict[str, list[str]] = {}

@@ -1,61 +1,74 @@
-"""With which penalty what a layer reads is told from the rest of it, on samples that nobody fitted.
+"""How far a layer's inputs can stand in for each other on samples that nobody fitted.
 
-Whether a unit can be spared depends on how well the others stand in for it: x_q ≈ W x_K, fitted by least squares. Of
-few samples, or of many tokens that say much the same, such a fit explains nearly everything it has seen and little of
-what it has not (the hidden units of a language model, 4,096 tokens for 1,408 of them: a quarter is left on these
-tokens, all of it on others; experiments/LOG.md), and prices made of it would be far too low. With a penalty λ that
-holds on the other half of the samples they are not.
+Whether a unit can be spared depends on how well the others tell what it says: x_q ≈ W x_K, by least squares. Of few
+samples, or of many tokens that say much the same, such a fit explains most of what it has seen and little of what it
+has not. (Of the hidden units of a small language model, 4,096 tokens for 1,408 of them, three tenths are left on these
+tokens and nine tenths on others; experiments/LOG.md.) Prices made of it are then far too low.
 
-    missed(λ) = Σ_q t_q E_B (x_q − W_q x_K)²,      W_q = (A_KK + λ a I)⁻¹ A_Kq,      and the same with A and B exchanged
+With a quarter of the channels taken away, and what is left of each of their columns on the mean in parts of its own
+energy (one column of great energy says nothing of the others),
 
-A and B are the second moments of two halves of the samples, a the mean of A's diagonal, q a quarter of the channels,
-t_q what an error there costs.
+    inside  = what is left on the samples that were fitted, with the penalty that prices have,
+    outside = what is left of one half of the samples after a fit to the other, with the penalty that leaves least,
+    κ       = (outside − inside) / (1 − inside), within 0 … 1:
+
+nothing where the fit holds, 1 where it explains nothing of others.
 """
 
 import torch
 from torch import Tensor
 
-__all__ = ["RIDGES", "missed_by_ridge"]
+__all__ = ["optimism"]
 
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+"""Penalties of fits to half of the samples, as `Refit` has them to choose from."""
+LEAST = 1e-9
+"""Inputs that are copies of each other have no fit without any penalty."""
 PART = 4
 """One channel in so many is told from the others."""
 MOST_TARGETS = 128
-"""Columns that are told: more change the sum by little, and each costs a solution."""
+"""Columns that are told: more change the mean by little, and each costs a solution."""
 
 
-def missed_by_ridge(
-    halves: tuple[Tensor, Tensor], weights: Tensor, columns: Tensor, *, has_bias: bool
-) -> Tensor:
-    """What is missed with each of `RIDGES`, (5,); zeros where there is nothing to tell by.
+def optimism(
+    halves: tuple[Tensor, Tensor], columns: Tensor, *, ridge: float, has_bias: bool
+) -> float:
+    """κ; 0 where there is nothing to tell by.
 
     Args:
-        halves: A and B, (n, n).
-        weights: T, (m, n): an error e of the inputs costs ‖T e‖².
+        halves: the second moments of two halves of the samples, (n, n), in units of all of them.
         columns: (channels, k), where each channel is among the inputs.
+        ridge: of the fit to all samples, in parts of the mean of the diagonal.
         has_bias: the last input is the constant 1, on which there is no penalty.
     """
-    found = torch.zeros(len(RIDGES), dtype=torch.float64)
     order = torch.randperm(len(columns), generator=torch.Generator().manual_seed(0))
     gone = columns[order[: len(columns) // PART].to(columns.device)].flatten()
-    if not len(gone) or not all(bool(half.diagonal().any()) for half in halves):
-        return found
+    alive = [half[gone, gone] > 0 for half in halves]
+    told = gone[alive[0] & alive[1]][:MOST_TARGETS]
+    if not len(told):
+        return 0.0
     others = torch.ones(len(halves[0]), dtype=torch.bool, device=gone.device)
     others[gone] = False
-    kept, told = others.nonzero().flatten(), gone[:MOST_TARGETS]
-    costs = weights[:, told].square().sum(0)
-    for a, b in (halves, halves[::-1]):
-        for number, ridge in enumerate(RIDGES):
-            fit = _solved(a, kept, told, ridge, has_bias=has_bias)
-            left = b[told, told] - (fit * (2 * b[kept][:, told] - b[kept][:, kept] @ fit)).sum(0)
-            found[number] += float(costs @ left)
-    return found
+    kept = others.nonzero().flatten()
+
+    def left(fitted: Tensor, seen: Tensor, ridge: float) -> float:
+        fit = _solved(fitted, kept, told, ridge, has_bias=has_bias)
+        cross, among = seen[kept][:, told], seen[kept][:, kept]
+        energies = seen[told, told]
+        missed = energies - (fit * (2 * cross - among @ fit)).sum(0)
+        return float((missed / energies).clamp(0, 1).mean())
+
+    whole = halves[0] + halves[1]
+    inside = left(whole, whole, ridge)
+    first, second = halves
+    outside = min(left(first, second, own) + left(second, first, own) for own in RIDGES) / 2
+    return min(1.0, max(0.0, (outside - inside) / (1 - inside))) if inside < 1 else 0.0
 
 
 def _solved(moment: Tensor, kept: Tensor, told: Tensor, ridge: float, *, has_bias: bool) -> Tensor:
-    """(A_KK + λ a I)⁻¹ A_Kq."""
+    """(A_KK + λ a I)⁻¹ A_Kq, where a is the mean of A's diagonal."""
     among = moment[kept][:, kept]
-    penalty = ridge * float(moment.diagonal()[: len(moment) - has_bias].mean())
+    penalty = max(ridge, LEAST) * float(moment.diagonal()[: len(moment) - has_bias].mean())
     free = among.diagonal()[: len(kept) - has_bias]
-    free += max(penalty, torch.finfo(torch.float64).tiny)
+    free += penalty
     return torch.cholesky_solve(moment[kept][:, told], torch.linalg.cholesky(among))

@@ -6,14 +6,13 @@ weights costs ½ tr(S W_Q (A⁻¹_QQ)⁻¹ W_Qᵀ), and `elimination` finds a pa
 taken over, and at what price. Prices of all layers are in units of the loss, so that paths can be merged: each layer's
 are scaled so that without a refit, where ½ tr(S W_u A_uu W_uᵀ) is what the Kronecker form says of a unit, all units
 together cost what Γ says they do. (That form alone is off by factors of 5 to 50 between layers of one ResNet, and
-takes too much where errors add up over places.) A⁻¹ has a penalty on its diagonal: of few samples, or many alike, the
-rest explains more of a unit than it will of others, so each layer takes the penalty that holds on samples not fitted
-(`held_out`).
+takes too much where errors add up over places.)
 
-A score is the geometric mean of two prices: that of the unit's turn, the largest so far along the path, and what Γ says
-it costs without any refit, ½ Γ_uu. The first knows who can stand in for whom, the second is exact for the unit by
-itself; each alone keeps less (experiments/LOG.md). So the criterion is for networks that are repaired afterwards by
-`refit`; as they are cut, others keep more.
+A score is a geometric mean of two prices, p^((1 − κ)/2) · q^((1 + κ)/2): p of the unit's turn, the largest so far along
+the path, and q = ½ Γ_uu, what Γ says it costs without any refit. The first knows who can stand in for whom, the second
+is exact for the unit by itself; each alone keeps less (experiments/LOG.md). κ is 0 where a layer's fits hold on samples
+that they have not seen and 1 where they fail (`held_out`): of few samples, or many alike, p is far too low. So the
+criterion is for networks that are repaired afterwards by `refit`; as they are cut, others keep more.
 
 Queries and keys meet in a product, which no refit can make good: a `qk_dim` costs ½ Γ_uu. A `head_dim` is one of these
 and a dimension of values at once, and costs both.
@@ -33,7 +32,7 @@ from torch.nn.modules.conv import _ConvNd
 from apoptosis.criteria.aggregation import UnitScores
 from apoptosis.criteria.elimination import Reader, eliminate
 from apoptosis.criteria.gates import find_gates
-from apoptosis.criteria.held_out import RIDGES, missed_by_ridge
+from apoptosis.criteria.held_out import optimism
 from apoptosis.criteria.taylor import gate_sites
 from apoptosis.curvature import (
     Gate,
@@ -55,7 +54,7 @@ __all__ = ["obs_units", "priced_groups"]
 JITTER = 1e-12
 """Of a moment's mean on the diagonal."""
 MOST_GROUPS = 8
-"""Groups of channels that tell a layer's penalty."""
+"""Groups of channels that tell how far a layer's fits hold."""
 
 
 def obs_units(  # noqa: PLR0913 - what every criterion takes, and a word on each of its own choices
@@ -64,7 +63,7 @@ def obs_units(  # noqa: PLR0913 - what every criterion takes, and a word on each
     batches: Iterable[Batch],
     task: Task | None = None,
     *,
-    ridge: float | None = None,
+    ridge: float = 1e-4,
     draws: int = 1,
     seed: int = 0,
     micro_batch: int | None = None,
@@ -76,8 +75,7 @@ def obs_units(  # noqa: PLR0913 - what every criterion takes, and a word on each
         structure: its groups and their sites.
         batches: data to score on.
         task: what a batch is and what its loss is; classification unless said.
-        ridge: added to the diagonal of A, in parts of its mean; what holds on samples not fitted unless given, for each
-            layer by itself.
+        ridge: added to the diagonal of A, in parts of its mean.
         draws: of labels from the network's own predictions, per sample; another loss of few outputs is exact.
         seed: for the draws.
         micro_batch: at most so many samples at once, to bound memory.
@@ -162,18 +160,21 @@ class _Priced:
 def _score(
     group: Group, own: _Priced, prepared: "_Prepared", gates: Mapping[str, Tensor]
 ) -> Tensor:
-    """The geometric mean of what units cost after the refit and by themselves."""
+    """The geometric mean of what units cost after the refit and by themselves, weighed by κ."""
     met = gates[group.name] / 2 if own.gates else None
     if not own.readers:
         assert met is not None, "asked only of groups with a price"
         return met
     readers = [reader for site in own.readers for reader in prepared.readers(site)]
     refitted = eliminate(readers, group.size).scores()
-    alone = torch.stack([prepared.gates(site) for site in own.readers]).sum(0)
+    each = torch.stack([prepared.gates(site) for site in own.readers])
+    alone = each.sum(0)
+    doubts = torch.tensor([prepared.optimism(site.module) for site in own.readers])
+    doubt = (doubts.double() @ each) / alone.clamp_min(torch.finfo(alone.dtype).tiny)
     if met is not None:
         refitted, alone = refitted + (met - alone).clamp_min(0), met
     # of units that cost nothing either may come out below zero, by rounding
-    return (refitted.clamp_min(0) * alone.clamp_min(0)).sqrt()
+    return refitted.clamp_min(0) ** ((1 - doubt) / 2) * alone.clamp_min(0) ** ((1 + doubt) / 2)
 
 
 def _readers(model: nn.Module, group: Group) -> list[Site]:
@@ -214,11 +215,11 @@ class _Prepared:
     """
 
     def __init__(
-        self, model: nn.Module, moments: dict[str, Moments], ridge: float | None, uses: Counter[str]
+        self, model: nn.Module, moments: dict[str, Moments], ridge: float, uses: Counter[str]
     ) -> None:
         """`uses`: how many groups each layer reads."""
         self._model, self._moments, self._ridge = model, moments, ridge
-        self._ridges: dict[str, float] = {}
+        self._optimism: dict[str, float] = {}
         self._uses = uses.copy()
         self._parts: dict[str, dict[int, _Part]] = {path: {} for path in uses}
         self._device = next(model.parameters()).device
@@ -250,40 +251,36 @@ class _Prepared:
         parts = self._parts[path]
         if number not in parts:
             module: Any = self._model.get_submodule(path)
-            if path not in self._ridges:
-                self._ridges[path] = self._held_out(path) if self._ridge is None else self._ridge
             inputs = sum(half[number].to(self._device) for half in self._moments[path].halves)
             assert isinstance(inputs, Tensor), "a sum of tensors"
-            inverse = _inverse(inputs, self._ridges[path], has_bias=module.bias is not None)
-            parts[number] = _Part(inputs, inverse, self._weights(path, number))
+            outputs = self._moments[path].outputs[number].to(self._device)
+            weight = as_matrix(module, module.weight.detach())[number].to(inputs)
+            if module.bias is not None:
+                bias = module.bias.detach().to(inputs).reshape(-1, len(weight))[number]
+                weight = torch.cat([weight, bias[:, None]], 1)
+            inverse = _inverse(inputs, self._ridge, has_bias=module.bias is not None)
+            parts[number] = _Part(inputs, inverse, _weighted(outputs, weight))
         return parts[number]
 
-    def _weights(self, path: str, number: int) -> Tensor:
-        """T of one group of channels."""
-        module: Any = self._model.get_submodule(path)
-        outputs = self._moments[path].outputs[number].to(self._device)
-        weight = as_matrix(module, module.weight.detach())[number].to(outputs)
-        if module.bias is not None:
-            bias = module.bias.detach().to(outputs).reshape(-1, len(weight))[number]
-            weight = torch.cat([weight, bias[:, None]], 1)
-        return _weighted(outputs, weight)
-
-    def _held_out(self, path: str) -> float:
-        """The penalty with which least is missed, over some of the layer's groups of channels."""
-        module: Any = self._model.get_submodule(path)
-        first, second = self._moments[path].halves
-        num_free = len(first[0]) - (module.bias is not None)
-        kernel = prod(module.kernel_size) if isinstance(module, _ConvNd) else 1
-        columns = torch.arange(num_free, device=self._device).reshape(-1, kernel)
-        missed = torch.zeros(len(RIDGES), dtype=torch.float64)
-        for number in range(0, len(first), max(1, len(first) // MOST_GROUPS)):
-            missed += missed_by_ridge(
-                (first[number].to(self._device), second[number].to(self._device)),
-                self._weights(path, number),
-                columns,
-                has_bias=module.bias is not None,
-            )
-        return RIDGES[int(missed.argmin())]
+    def optimism(self, path: str) -> float:
+        """κ of a layer, the mean over some of its groups of channels."""
+        if path not in self._optimism:
+            module: Any = self._model.get_submodule(path)
+            first, second = self._moments[path].halves
+            has_bias = module.bias is not None
+            columns = torch.arange(len(first[0]) - has_bias, device=self._device)
+            kernel = prod(module.kernel_size) if isinstance(module, _ConvNd) else 1
+            numbers = range(0, len(first), max(1, len(first) // MOST_GROUPS))
+            self._optimism[path] = sum(
+                optimism(
+                    (first[number].to(self._device), second[number].to(self._device)),
+                    columns.reshape(-1, kernel),
+                    ridge=self._ridge,
+                    has_bias=has_bias,
+                )
+                for number in numbers
+            ) / len(numbers)
+        return self._optimism[path]
 
     def gates(self, site: Site) -> Tensor:
         """½ Γ_uu of every unit, as one layer reads it: all of its channels at once."""
