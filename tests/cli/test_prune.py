@@ -424,6 +424,22 @@ class Turned(nn.Module):
     def forward(self, x):
         return x.transpose(1, 2)
 
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(12, 12) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (own(x).view(len(x), -1, 2, 6).transpose(1, 2) for own in (self.q, self.k, self.v))
+        mixed = (q @ k.mT / 6**0.5).softmax(-1) @ v
+        return x + self.o(mixed.transpose(1, 2).flatten(2))
+
+def written():
+    torch.manual_seed(0)
+    hidden = nn.Linear(12, 96), nn.ReLU(), nn.Linear(96, 12)
+    layers = nn.Conv2d(3, 12, 4, 4), nn.Flatten(2), Turned(), Attention(), *hidden
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(48, 3))
+
 def images():
     generator = torch.Generator().manual_seed(1)
     return [(torch.randn(8, 3, 8, 8, generator=generator), torch.zeros(8).long()) for _ in range(2)]
@@ -446,6 +462,16 @@ def test_heads_are_aligned_unless_that_is_refused_and_tables_say_so(tmp_path, mo
     assert "aligned" not in run("--dry-run", "--no-align")
     assert json.loads(run("--dry-run", "--json"))["align"] is True
     assert json.loads(run("--out", "told", "--json"))["settings"]["align"] is True
+
+
+def test_heads_that_are_spared_for_a_refit_are_told(tmp_path, monkeypatch):
+    (tmp_path / "heads.py").write_text(HEADS)
+    monkeypatch.chdir(tmp_path)
+    words = ["--data", "heads.py:images", "--keep-flops", "0.6", "--out", "x"]
+    found = done(RUN.invoke(app, ["prune", "heads.py:written", *words]))
+    (line,) = [own for own in found.splitlines() if own.startswith("Groups of the kinds qk_dim")]
+    assert "stay whole: the network would become a program, which nothing mends, because" in line
+    assert "Not mended" not in found
 
 
 def test_groups_left_alone_for_one_reason_are_one_line(tmp_path, monkeypatch):
