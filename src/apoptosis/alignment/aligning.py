@@ -11,7 +11,8 @@ the module that reads them. That reader's side is the second moment of its colum
 off, which a softmax does not see: experiments/LOG.md.)
 
 Which entries may be turned together is guessed from shapes (`bonds`) and decided on a twin with random weights
-(`trials`). The network itself is never run again after it was turned.
+(`trials`). What is returned is turned and never run: data pass a copy that is thrown away. So there is room needed for
+the network twice more, in float64 the second time.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,7 +27,7 @@ from apoptosis.alignment.bonds import DIMENSIONS, Bond, NoBondError, Slot, Way, 
 from apoptosis.alignment.moments import Moments, moments_of
 from apoptosis.alignment.trials import Trial
 from apoptosis.alignment.turning import rows_of, turn_
-from apoptosis.errors import ConfigError, DataError, PlanMismatchError
+from apoptosis.errors import ConfigError, DataError, ModelError, PlanMismatchError
 from apoptosis.masks import masks_of
 from apoptosis.progress import track
 from apoptosis.structure import Group, Structure, copy_with, model_tensors
@@ -75,6 +76,7 @@ def align_heads(
     Raises:
         ConfigError: an argument is of another kind than is meant.
         DataError: there are no samples.
+        ModelError: the model is on the meta device.
         NonFiniteError: NaN or infinity passes a head.
         PlanMismatchError: structure or groups are of another network.
 
@@ -190,6 +192,7 @@ def _check_kinds(model: Any, structure: Any, batches: Any, task: Any) -> None:
     Raises:
         ConfigError: for a model, structure or task.
         DataError: for batches.
+        ModelError: for a model without numbers.
     """
     meant = {"model": (model, nn.Module), "structure": (structure, Structure)}
     meant |= {} if task is None else {"task": (task, Task)}
@@ -199,6 +202,10 @@ def _check_kinds(model: Any, structure: Any, batches: Any, task: Any) -> None:
                 f"The {name} of align_heads is a {type(given).__name__} and should be a {kind.__name__}: "
                 "align_heads(model, trace(model, example), batches, task)."
             )
+    if any(own.is_meta for own in model.parameters()):
+        raise ModelError(
+            "The model is on the meta device and has no numbers to align. Give it real weights first."
+        )
     if isinstance(batches, Tensor | Mapping | str):
         what = f"one tensor of shape {tuple(batches.shape)}" if isinstance(batches, Tensor) else ""
         raise DataError(

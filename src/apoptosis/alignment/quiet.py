@@ -9,7 +9,7 @@ from torch import nn
 from apoptosis.curvature.containment import contained
 from apoptosis.curvature.gradient import buffers_restored
 from apoptosis.modes import in_eval_mode
-from apoptosis.structure.randomness import random_state_put_back
+from apoptosis.structure import random_state_put_back
 
 __all__ = ["quietly"]
 

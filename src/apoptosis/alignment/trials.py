@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from apoptosis.alignment.bonds import NoBondError, Slot, Way
 from apoptosis.alignment.quiet import quietly
 from apoptosis.alignment.turning import turn_, turn_slot_
-from apoptosis.structure import Example, model_tensors
-from apoptosis.structure.twins import as_double, randomised, redrawn
+from apoptosis.structure import Example, as_double, model_tensors, randomised, redrawn
 from apoptosis.task import Task
 
 __all__ = ["Trial"]
