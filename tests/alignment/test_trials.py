@@ -143,6 +143,14 @@ def test_batches_of_one_position_decide_nothing(part: Part):
     assert found.left_alone == {QUERIES: trials.HIDDEN}
 
 
+@pytest.mark.parametrize("part", PARTS[-2:], ids=lambda own: own.id)
+def test_nor_where_values_alone_show_something(part: Part):
+    """Queries, keys and values are one group, and any of them may be the values."""
+    model = built(lambda: Transformer(part.make()))
+    found = align_heads(model, trace(model, tokens(2)), [tokens(length=1)])
+    assert found.left_alone == {"parts.0.qkv:head_dim": trials.HIDDEN}
+
+
 @pytest.mark.parametrize("inputs", [torch.zeros(6, 4, 5).double(), tokens(1, 1).expand(6, 4, 5)])
 def test_inputs_that_are_all_alike_hide_nothing(inputs: Tensor):
     for part in PARTS[:2]:
@@ -170,6 +178,34 @@ def test_dropout_that_is_never_off_does_no_harm():
     on_queries = built(lambda: Transformer(Dropping("q")))
     found = align_heads(on_queries, trace(on_queries, tokens(2)), [tokens()])
     assert set(found.energies) == {VALUES}
+
+
+class Counting(nn.Module):
+    """What it computes depends on how often it ran, as told by two kinds of buffers and a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("written", torch.zeros(()))
+        self.register_buffer("replaced", torch.zeros(()))
+        self.num = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.written += 1
+        self.replaced = self.replaced + 1
+        self.num += 1
+        return x * (1 + self.written) * (1 + self.replaced) * self.num
+
+
+def test_what_a_network_counts_does_no_harm():
+    model = Wrapped(built(lambda: Transformer(PARTS[0].make())), Counting())
+    found = align_heads(model, trace(model, tokens(2)), [tokens()])
+    assert len(found.energies) == 2
+
+
+def test_one_huge_entry_says_nothing_of_the_others():
+    """A move that is barred after one turn and not after another."""
+    assert trials._typical(torch.tensor([1.0, 2.0, 1e9, INF, torch.nan])) == 2
+    assert trials._typical(torch.tensor([INF, torch.nan])) == 0
 
 
 def test_a_network_that_is_another_in_every_run_is_left_alone():
