@@ -27,9 +27,12 @@ from apoptosis.task import Task
 __all__ = ["Trial"]
 
 SAME = 1e-4
-"""What a turn may change, of what its left side alone changes. On fifty architectures, and up to 48 layers, right
-ones change up to 1e-13, or 3e-6 where code casts to float32 on its way; wrong ones 0.4 and more, and still 1e-3 where
-nothing was wrong but x + |x|/1000 in the place of x."""
+"""What a turn may change, of what its left side alone changes.
+
+Measured on forty architectures, right ones change at most 1e-13, or 3e-6 where code casts to float32 on its way. Wrong
+ones change 0.3 and more, and still 9e-4 after 48 layers where nothing was wrong but x + |x|/1000 in the place of x.
+Where code casts to 16 bits a right one makes 1e-4 to 3e-2, and is refused.
+"""
 
 SEEN = 1e-9
 """How much of an entry must change to be more than rounding."""
