@@ -10,34 +10,30 @@ the module that reads them. That reader's side is the second moment of its colum
 (Weighing outputs by the curvature of the loss made it worse, and so did nothing for scores to take the mean of the keys
 off, which a softmax does not see: experiments/LOG.md.)
 
-Every turn is tried on a few samples; one that changes what the network computes is taken back.
+Which entries may be turned together is guessed from shapes (`bonds`) and decided on a twin with random weights
+(`trials`). What is returned is turned and never run: data pass a copy that is thrown away. So there is room needed for
+the network twice more, in float64 the second time.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from apoptosis.alignment.bases import principal_turn
-from apoptosis.alignment.bonds import Bond, NoBondError, Slot, possible_bonds
-from apoptosis.errors import DataError, NonFiniteError
+from apoptosis.alignment.bonds import DIMENSIONS, Bond, NoBondError, Slot, Way, possible_bonds
+from apoptosis.alignment.moments import Moments, moments_of
+from apoptosis.alignment.trials import Trial
+from apoptosis.alignment.turning import rows_of, turn_
+from apoptosis.errors import ConfigError, DataError, ModelError, PlanMismatchError
 from apoptosis.masks import masks_of
-from apoptosis.modes import in_eval_mode
 from apoptosis.progress import track
 from apoptosis.structure import Group, Structure, copy_with, model_tensors
-from apoptosis.task import Batch, Task, tensors_in
+from apoptosis.task import Batch, Task
 
 __all__ = ["Aligned", "align_heads"]
-
-SAMPLES = 4
-"""That every turn is tried on."""
-
-SAME = 1e-3
-"""How far outputs may be from those before, of the largest: float32 adds up to 1e-5, another network is elsewhere."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +42,8 @@ class Aligned:
 
     Attributes:
         model: computes what the given one does.
-        energies: by name of each group that was turned, (units,): the share of E (a' b')² that each dimension carries
-            in all heads, falling.
+        energies: by name of each group that was turned, (units,): the share of E (a' b')² that each dimension carries,
+            summed over heads, falling. Where queries share a key it falls for all of them together.
         left_alone: by name of each other group of dimensions, why not.
     """
 
@@ -69,7 +65,8 @@ def align_heads(
     Args:
         model: the one that `structure` describes; nothing of it changes.
         structure: its groups; those of heads tell which entries belong to one head.
-        batches: data, labelled or not, read once; not at all where there is nothing to turn.
+        batches: data, labelled or not, read once; not at all where there is nothing to turn. All positions count,
+            those of padding too.
         task: what a batch is; classification unless said.
         groups: those to turn; all unless given.
 
@@ -77,8 +74,11 @@ def align_heads(
         A copy, or the model itself where nothing was turned.
 
     Raises:
+        ConfigError: an argument is of another kind than is meant.
         DataError: there are no samples.
+        ModelError: the model is on the meta device.
         NonFiniteError: NaN or infinity passes a head.
+        PlanMismatchError: structure or groups are of another network.
 
     >>> from apoptosis.models import ViTOptions, vit
     >>> from apoptosis.structure import trace
@@ -88,38 +88,41 @@ def align_heads(
     >>> sorted(found.energies), found.left_alone
     (['blocks.0.attn.qkv:qk_dim', 'blocks.0.attn.qkv:v_dim'], {})
     """
+    _check_kinds(model, structure, batches, task)
     task = task or Task.classification()
+    chosen = _dimensions(model, structure, groups)
+    with torch.inference_mode(mode=False), torch.no_grad():
+        ways, left_alone = _possible(model, structure, chosen)
+        if not ways:
+            return Aligned(model, {}, left_alone)
+        slots = dict.fromkeys(s for own in ways.values() for way in own for s in _watched(way))
+        moments, example = moments_of(copy_with(model, {}), slots, batches, task)
+        right = _right_ways(Trial(model, task, example), ways, moments, left_alone)
+        if not right:
+            return Aligned(model, {}, left_alone)
+        turned = copy_with(model, {})
+        held = model_tensors(turned)
+        energies = {name: _turned_(held, way, moments) for name, way in right.items()}
+    return Aligned(turned, energies, left_alone)
+
+
+def _possible(
+    model: nn.Module, structure: Structure, groups: Iterable[Group]
+) -> tuple[dict[str, list[Way]], dict[str, str]]:
+    """By name of each group, the ways in which it may be bound, or why there are none."""
+    ways: dict[str, list[Way]] = {}
     left_alone: dict[str, str] = {}
-    ways: dict[str, list[tuple[Bond, ...]]] = {}
-    for group in structure.groups if groups is None else groups:
-        if group.kind.endswith("_dim"):
-            try:
-                bonds = list(possible_bonds(structure, group))
-                _check_can_turn(model, group)
-            except NoBondError as why:
-                left_alone[group.name] = str(why)
-            else:
-                ways[group.name] = bonds
-    if not ways:
-        return Aligned(model, {}, left_alone)
-    turned = copy_with(model, {})
-    energies: dict[str, Tensor] = {}
-    with _quietly(turned):
-        slots = dict.fromkeys(s for bonds in ways.values() for way in bonds for s in _watched(way))
-        moments, samples = _moments(turned, slots, batches, task)
-        trial = _Trial(turned, task, samples)
-        for name, bonds in track(ways.items(), "aligning heads"):
-            for way in bonds:
-                if (found := _turned(trial, way, moments)) is not None:
-                    energies[name] = found
-                    break
-            else:
-                left_alone[name] = "its coordinates mean something to the network"
-    return Aligned(turned if energies else model, energies, left_alone)
+    for group in groups:
+        try:
+            _check_can_turn(model, group)
+            ways[group.name] = list(possible_bonds(structure, group))
+        except NoBondError as why:
+            left_alone[group.name] = str(why)
+    return ways, left_alone
 
 
 def _check_can_turn(model: nn.Module, group: Group) -> None:
-    """Refuse what turning would break, or what trying could not show to be right.
+    """Refuse what turning would break.
 
     Raises:
         NoBondError: it says why.
@@ -138,37 +141,44 @@ def _check_can_turn(model: nn.Module, group: Group) -> None:
             )
 
 
-def _turned(trial: "_Trial", way: tuple[Bond, ...], moments: "_Moments") -> Tensor | None:
-    """Turn all bonds of a group in place; None, and nothing turned, where that changes what the network computes."""
-    energies: list[Tensor] = []
-    with trial.changing(way) as change:
-        for bond in way:
-            turns, found = zip(
-                *map(principal_turn, *_sides(trial.held, bond, moments)), strict=True
-            )
-            turn = torch.stack(turns)
-            _turn_(trial.held, bond.left, turn)
-            for slot in bond.right:
-                _turn_(trial.held, slot, torch.linalg.inv(turn).mT)
-            energies.append(torch.stack(found).sum(0).cpu())
-        change.is_kept = trial.is_same()
-    shares = [own / own.sum().clamp_min(torch.finfo(own.dtype).tiny) for own in energies]
-    return torch.stack(shares).mean(0) if change.is_kept else None
+def _right_ways(
+    trial: Trial, ways: Mapping[str, list[Way]], moments: Moments, left_alone: dict[str, str]
+) -> dict[str, Way]:
+    """By name of each group that can be turned, how; `left_alone` is told of the others."""
+    right: dict[str, Way] = {}
+    for name, own in track(ways.items(), "trying turns of heads"):
+        try:
+            if not all(slot in moments for way in own for slot in _watched(way)):
+                raise NoBondError("its layers do not run on these data")
+            right[name] = trial.first_right(own)
+        except NoBondError as why:
+            left_alone[name] = str(why)
+    return right
 
 
-def _sides(held: dict[str, Tensor], bond: Bond, moments: "_Moments") -> tuple[Tensor, Tensor]:
-    """C_a and C_b of every head."""
-    right = bond.right
-    if right[0].side == "output":
-        return moments.of(bond.left), torch.stack([moments.of(own) for own in right]).sum(0)
-    columns = [rows @ rows.mT for rows in (_rows(held, own, *own.places[0]) for own in right)]
-    return (
-        torch.stack([moments.of(own) for own in right]).sum(0),
-        torch.stack(columns).sum(0),
-    )
+def _turned_(held: Mapping[str, Tensor], way: Way, moments: Moments) -> Tensor:
+    """Turn all bonds of a group in place; the mean of their energies."""
+    shares: list[Tensor] = []
+    for bond in way:
+        left, right = _sides(held, bond, moments)
+        assert len(left) == len(right), "both sides of a bond have the same heads"
+        turns, energies = zip(*map(principal_turn, left, right), strict=True)
+        turn_(held, bond, torch.stack(turns))
+        own = torch.stack(energies).sum(0).cpu()
+        shares.append(own / own.sum().clamp_min(torch.finfo(own.dtype).tiny))
+    return torch.stack(shares).mean(0)
 
 
-def _watched(way: tuple[Bond, ...]) -> Iterator[Slot]:
+def _sides(held: Mapping[str, Tensor], bond: Bond, moments: Moments) -> tuple[Tensor, Tensor]:
+    """C_a and C_b of every head, (heads, units, units) each."""
+    passing = torch.stack([moments.of(own) for own in bond.right]).sum(0)
+    if bond.right[0].side == "output":
+        return moments.of(bond.left), passing
+    columns = [rows_of(held, own, *own.places[0]) for own in bond.right]
+    return passing, torch.stack([own @ own.mT for own in columns]).sum(0)
+
+
+def _watched(way: Way) -> Iterator[Slot]:
     """Slots whose activations count."""
     for bond in way:
         if bond.right[0].side == "output":
@@ -176,151 +186,77 @@ def _watched(way: tuple[Bond, ...]) -> Iterator[Slot]:
         yield from bond.right
 
 
-def _rows(held: dict[str, Tensor], slot: Slot, name: str, dim: int) -> Tensor:
-    """What a parameter has for a slot, (heads, units, the rest), in float64."""
-    lines = held[name].detach().movedim(dim, 0)
-    lines = lines.reshape(len(lines), -1)
-    return lines[torch.from_numpy(slot.entries).to(lines.device)].double()
+def _check_kinds(model: Any, structure: Any, batches: Any, task: Any) -> None:
+    """Refuse arguments of another kind than is meant, of which Python would say something else.
 
-
-def _turn_(held: dict[str, Tensor], slot: Slot, turn: Tensor) -> None:
-    for name, dim in slot.places:
-        rows = turn @ _rows(held, slot, name, dim)
-        lines = held[name].movedim(dim, 0)
-        where = torch.from_numpy(slot.entries).flatten().to(lines.device)
-        lines[where] = rows.flatten(0, 1).view(-1, *lines.shape[1:]).to(lines)
-
-
-class _Moments:
-    """Second moments of slots, (heads, units, units) in float64, summed over all that passes."""
-
-    def __init__(self) -> None:
-        self._sums: dict[Slot, Tensor | float] = {}
-
-    def add(self, slot: Slot, passed: Tensor) -> None:
-        entries = torch.from_numpy(slot.entries).to(passed.device)
-        lines = passed.detach().movedim(slot.dim, -1).flatten(0, -2)[:, entries].double()
-        products = torch.einsum("phu,phv->huv", lines, lines)
-        self._sums[slot] = self._sums.get(slot, 0.0) + products
-
-    def of(self, slot: Slot) -> Tensor:
-        found = self._sums[slot]
-        assert isinstance(found, Tensor), "a sum of at least one product"
-        return found
-
-    def check_finite(self) -> None:
-        for slot in self._sums:
-            if not bool(self.of(slot).isfinite().all()):
-                raise NonFiniteError(
-                    f"NaN or infinity passes layer {slot.module!r}. Look for bad values in the data, or for a network "
-                    "that overflows its number type."
-                )
-
-
-def _moments(
-    model: nn.Module, slots: Iterable[Slot], batches: Iterable[Batch], task: Task
-) -> tuple[_Moments, Batch]:
-    """What passes the slots, and a few samples of it."""
-    found, samples = _Moments(), None
-    with ExitStack() as stack:
-        for slot in slots:
-            stack.enter_context(_seeing(model.get_submodule(slot.module), slot, found))
-        for batch in track(batches, "what heads carry"):
-            if any(tensor.numel() for tensor in tensors_in(batch)):
-                samples = next(iter(task.split(batch, SAMPLES))) if samples is None else samples
-                _run(model, batch, task)
-    if samples is None:
-        raise DataError(
-            "Attention heads were to be aligned and saw no samples: the batches are empty or were used up by an "
-            "earlier loop. Give batches that can be iterated again, such as a list or a DataLoader."
+    Raises:
+        ConfigError: for a model, structure or task.
+        DataError: for batches.
+        ModelError: for a model without numbers.
+    """
+    meant = {"model": (model, nn.Module), "structure": (structure, Structure)}
+    meant |= {} if task is None else {"task": (task, Task)}
+    for name, (given, kind) in meant.items():
+        if not isinstance(given, kind):
+            raise ConfigError(
+                f"The {name} of align_heads is a {type(given).__name__} and should be a {kind.__name__}: "
+                "align_heads(model, trace(model, example), batches, task)."
+            )
+    if any(own.is_meta for own in model.parameters()):
+        raise ModelError(
+            "The model is on the meta device and has no numbers to align. Give it real weights first."
         )
-    found.check_finite()
-    return found, samples
+    if isinstance(batches, Tensor | Mapping | str):
+        what = f"one tensor of shape {tuple(batches.shape)}" if isinstance(batches, Tensor) else ""
+        raise DataError(
+            f"The batches of align_heads are {what or f'a {type(batches).__name__}'}. Give a list of batches or a "
+            "loader; a single batch is a list of one."
+        )
+    if not hasattr(batches, "__iter__") and not hasattr(batches, "__getitem__"):
+        raise DataError(
+            f"The batches of align_heads are a {type(batches).__name__}; pass a list or a loader, anything that gives "
+            "batches."
+        )
 
 
-@contextmanager
-def _seeing(module: nn.Module, slot: Slot, moments: _Moments) -> Iterator[None]:
-    """Add up what the first tensor of each call shows of a slot."""
+def _dimensions(model: nn.Module, structure: Structure, groups: Any) -> list[Group]:
+    """The groups of dimensions to turn, all of them of this network.
 
-    def before(_: nn.Module, args: Any, kwargs: Any) -> None:
-        moments.add(slot, next(tensors_in((args, kwargs))))
-
-    def after(_: nn.Module, _args: Any, output: Any) -> None:
-        moments.add(slot, next(tensors_in(output)))
-
-    if slot.side == "input":
-        hook = module.register_forward_pre_hook(before, with_kwargs=True)
-    else:
-        hook = module.register_forward_hook(after)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-@dataclass
-class _Change:
-    """Of parameters: what they were, and whether they stay as they are."""
-
-    before: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    is_kept: bool = False
-
-
-class _Trial:
-    """A network that is turned in place, and what it computed before, on a few samples."""
-
-    def __init__(self, model: nn.Module, task: Task, samples: Batch) -> None:
-        self.held = model_tensors(model)
-        self._model, self._task, self._samples = model, task, samples
-        self._wanted = self._outputs()
-
-    def _outputs(self) -> Tensor:
-        return self._task.outputs(_run(self._model, self._samples, self._task)).double()
-
-    def is_same(self) -> bool:
-        """Whether the network still computes what it did."""
-        found = self._outputs()
-        room = SAME * float(self._wanted.abs().max())
-        return bool((found - self._wanted).abs().max() <= room)  # NaN is not
-
-    @contextmanager
-    def changing(self, way: tuple[Bond, ...]) -> Iterator[_Change]:
-        """Parameters are put back unless the change is kept."""
-        names = {name for bond in way for s in (bond.left, *bond.right) for name, _ in s.places}
-        change = _Change({name: self.held[name].detach().clone() for name in names})
-        try:
-            yield change
-        finally:
-            if not change.is_kept:
-                for name, before in change.before.items():
-                    self.held[name].copy_(before)
+    Raises:
+        ConfigError: what was given are no groups.
+        PlanMismatchError: they, or the structure, are of another network.
+    """
+    if isinstance(groups, str) or not (groups is None or isinstance(groups, Iterable)):
+        raise ConfigError(
+            f"The groups to align are a {type(groups).__name__}; give a list of groups, such as "
+            "structure.choose(kinds=['v_dim'])."
+        )
+    chosen: list[Group] = []
+    for group in structure.groups if groups is None else groups:
+        if not isinstance(group, Group):
+            raise ConfigError(
+                f"A group to align is {group!r}, a {type(group).__name__}; the group of a name is structure[name]."
+            )
+        own = structure[group.name]
+        if own.size != group.size:
+            raise PlanMismatchError(
+                f"The group {group.name!r} to align has {group.size} units, that of the structure {own.size}. Take "
+                "structure[name] of the structure that is passed."
+            )
+        if own.kind in DIMENSIONS:
+            _check_is_of(model, structure, own)
+            chosen.append(own)
+    return chosen
 
 
-def _run(model: nn.Module, batch: Batch, task: Task) -> Any:
-    """One forward, on copies of the batch's inputs."""
-    args, kwargs = tree_map_only(Tensor, Tensor.clone, task.inputs(batch))
-    return model(*args, **kwargs)
-
-
-@contextmanager
-def _quietly(model: nn.Module) -> Iterator[None]:
-    """In eval mode, without gradients, compiled parts or products in TF32; random numbers go on as they would."""
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
-    with ExitStack() as stack:
-        stack.enter_context(in_eval_mode(model))
-        stack.enter_context(torch.random.fork_rng(devices))
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(_exact_products())
-        yield
-
-
-@contextmanager
-def _exact_products() -> Iterator[None]:
-    """What TF32 rounds off is more than a right turn changes."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+def _check_is_of(model: nn.Module, structure: Structure, group: Group) -> None:
+    held = model_tensors(model)
+    for name, *_ in group.places:
+        found = tuple(held[name].shape) if name in held else None
+        wanted = structure.shapes.get(name, found)  # buffers that are not saved have none
+        if found is None or found != wanted:
+            there = "does not have it" if found is None else f"has it in shape {found}"
+            raise PlanMismatchError(
+                f"The structure knows a tensor {name!r} of shape {wanted}; this {type(model).__name__} {there}. The "
+                "structure is of another network: trace this one."
+            )

@@ -5,21 +5,25 @@ values where the next layer reads the mixture. Such a sum is the same in any coo
 of units say which entries of which tensors are dimension u (`Slice.indices`), groups of heads to which head an entry
 belongs; what belongs to one head in one module is a `Slot`.
 
+Coordinates are chosen once for all that is multiplied with each other, so the heads that count are those which every
+side has. Where one key serves several queries (grouped queries, or one key head for all) the queries are several slots.
+
 What is found here is a guess by shapes: where queries, keys and values share one group of dimensions, nothing says
-which is which, and an operation may act on single dimensions. `aligning` tries every guess on the network itself.
+which is which, and an operation may act on single dimensions. `trials` decides which guess is right.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from apoptosis.structure import Group, Indices, Slice, Structure
 
-__all__ = ["Bond", "NoBondError", "Slot", "possible_bonds"]
+__all__ = ["DIMENSIONS", "Bond", "NoBondError", "Slot", "Way", "possible_bonds"]
 
-KINDS = ("qk_dim", "v_dim", "head_dim")
-HEADS = ("head", "kv_head")
+DIMENSIONS = ("qk_dim", "v_dim", "head_dim")
+HEADS = ("head", "kv_head", "query_head")
 
 
 class NoBondError(Exception):
@@ -53,18 +57,23 @@ class Bond:
     right: tuple[Slot, ...]
 
 
-def possible_bonds(structure: Structure, group: Group) -> Iterator[tuple[Bond, ...]]:
-    """Ways in which the dimensions of a group may be bound, the likeliest first; each way binds all of them.
+Way: TypeAlias = tuple[Bond, ...]
+"""How all dimensions of a group may be bound."""
+
+
+def possible_bonds(structure: Structure, group: Group) -> Iterator[Way]:
+    """Ways in which the dimensions of a group, one of `DIMENSIONS`, may be bound, the likeliest first.
 
     Raises:
         NoBondError: there is none; it says why.
     """
-    if group.kind not in KINDS:
-        raise NoBondError("its units are no dimensions of attention heads")
     acting = [own.tensor for own in group.slices if own.role == "carrier"]
     if acting:
         raise NoBondError(f"{acting[0]} acts on single dimensions")
-    made, read = (_slots(structure, group, role) for role in ("producer", "consumer"))
+    heads = _heads_of_all(structure, group)
+    made, read = (_slots(group, role, heads) for role in ("producer", "consumer"))
+    if len({slot.entries.shape for slot in (*made, *read)}) > 1:
+        raise NoBondError("what is multiplied with each other does not have the same heads")
     if group.kind == "v_dim" and len(made) == 1 and read:
         yield (Bond(made[0], tuple(read)),)
     elif group.kind == "qk_dim" and not read and len(made) >= 2 and (bond := _scores(made)):
@@ -90,7 +99,26 @@ def _scores(made: Sequence[Slot]) -> Bond | None:
     return None
 
 
-def _slots(structure: Structure, group: Group, role: str) -> list[Slot]:
+def _heads_of_all(structure: Structure, group: Group) -> list[Group]:
+    """Groups of heads that say of every entry of a group of dimensions to which head it belongs."""
+    return [
+        heads
+        for heads in structure.groups
+        if heads.kind in HEADS and all(_covers(heads, own) for own in group.slices)
+    ]
+
+
+def _covers(heads: Group, own: Slice) -> bool:
+    found = _same_place(heads, own)
+    return found is not None and bool(np.isin(own.indices, found.indices).all())
+
+
+def _same_place(heads: Group, own: Slice) -> Slice | None:
+    place = (own.tensor, own.dim)
+    return next((other for other in heads.slices if (other.tensor, other.dim) == place), None)
+
+
+def _slots(group: Group, role: str, heads: Sequence[Group]) -> list[Slot]:
     """All that make, or all that read, in the order of the tensors and of the entries within a head."""
     by_module: dict[str, list[Slice]] = {}
     for own in group.slices:
@@ -99,12 +127,12 @@ def _slots(structure: Structure, group: Group, role: str) -> list[Slot]:
     return [
         slot
         for path, slices in by_module.items()
-        for slot in _of_module(structure, group, path, slices)
+        for slot in _of_module(group, path, slices, heads)
     ]
 
 
 def _of_module(
-    structure: Structure, group: Group, path: str, slices: Sequence[Slice]
+    group: Group, path: str, slices: Sequence[Slice], heads: Sequence[Group]
 ) -> Iterator[Slot]:
     side = "output" if slices[0].role == "producer" else "input"
     indices = slices[0].indices
@@ -114,27 +142,28 @@ def _of_module(
     if not any(np.array_equal(site.indices, indices) for site in shown):
         raise NoBondError(f"no module shows the {side} of {path}")
     places = tuple((own.tensor, own.dim) for own in slices)
-    for entries in _by_head(indices, _owners(structure, slices[0], int(indices.max()) + 1)):
+    for entries in _by_head(indices, _owners(heads, slices[0])):
         yield Slot(path, side, shown[0].dim, places, entries)
 
 
-def _owners(structure: Structure, own: Slice, length: int) -> Indices:
-    """The head of each entry; one head for all where the network has no groups of them."""
-    owners = np.zeros(length, dtype=np.int64)
-    for group in structure.groups:
-        for other in group.slices if group.kind in HEADS else ():
-            if (other.tensor, other.dim) == (own.tensor, own.dim):
-                for head, entries in enumerate(other.indices):
-                    owners[entries[entries < length]] = head
+def _owners(heads: Sequence[Group], own: Slice) -> Indices:
+    """(units, entries): the head of each entry; one for all where no group of heads has every side."""
+    owners = np.zeros(own.indices.shape, dtype=np.int64)
+    for group in heads:  # several: a key head, and the queries' within it
+        found = _same_place(group, own)
+        assert found is not None, "a group that covers the slice"
+        owner = np.zeros(int(found.indices.max()) + 1, dtype=np.int64)
+        for head, entries in enumerate(found.indices):
+            owner[entries] = head
+        owners = owners * group.size + owner[own.indices]
     return owners
 
 
 def _by_head(indices: Indices, owners: Indices) -> Iterator[Indices]:
     """(heads, units) for the first entry that a unit has in each head, then for the second, and so on."""
-    columns = owners[indices]  # (units, entries)
-    heads, counts = np.unique(columns[0], return_counts=True)
-    if not (columns == columns[:1]).all() or len(set(counts.tolist())) > 1:
+    heads, counts = np.unique(owners[0], return_counts=True)
+    if not (owners == owners[:1]).all() or len(set(counts.tolist())) > 1:
         raise NoBondError("its units do not lie alike in all heads")
-    places = [np.flatnonzero(columns[0] == head) for head in heads]
+    places = [np.flatnonzero(owners[0] == head) for head in heads]
     for number in range(counts[0]):
         yield np.stack([indices[:, own[number]] for own in places])

@@ -18,11 +18,13 @@ from apoptosis.structure.kinds import KINDS
 from apoptosis.structure.outlets import Norm, Outlet, Spot, find_outlets
 from apoptosis.structure.plan import Plan, fingerprint_of
 from apoptosis.structure.polynomials import Polynomial
+from apoptosis.structure.randomness import random_state_put_back
 from apoptosis.structure.recording import Example, model_tensors
 from apoptosis.structure.rewriting import CutProgram
 from apoptosis.structure.structure import Structure
 from apoptosis.structure.surgery import copy_with, cut_optimizer, zero
 from apoptosis.structure.tracing import trace
+from apoptosis.structure.twins import as_double, randomised, redrawn
 from apoptosis.structure.verification import Verification, verify
 
 __all__ = [
@@ -42,12 +44,16 @@ __all__ = [
     "Structure",
     "Tie",
     "Verification",
+    "as_double",
     "copy_with",
     "cut",
     "cut_optimizer",
     "find_outlets",
     "fingerprint_of",
     "model_tensors",
+    "random_state_put_back",
+    "randomised",
+    "redrawn",
     "trace",
     "verify",
     "zero",
