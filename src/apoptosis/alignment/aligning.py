@@ -7,8 +7,6 @@ computes what the old one did, to rounding, and any criterion, budget and repair
 
 Moments are of what passes: queries and keys at the outputs of the modules that make them, mixed values at the input of
 the module that reads them. That reader's side is the second moment of its columns, all of its outputs counting alike.
-(Weighing outputs by the curvature of the loss made it worse, and so did nothing for scores to take the mean of the keys
-off, which a softmax does not see: experiments/LOG.md.)
 
 Which entries may be turned together is guessed from shapes (`bonds`) and decided on a twin with random weights
 (`trials`). What is returned is turned and never run: data pass a copy that is thrown away. So there is room needed for
