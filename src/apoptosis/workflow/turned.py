@@ -42,7 +42,7 @@ def aligned_once(  # noqa: PLR0913 - what alignment takes, and where its result 
     with failures_explained("Aligning heads"):
         found = align_heads(model, structure, batches, task, groups=groups)
     said = {"aligned": list(found.energies), "not_aligned": found.left_alone}
-    if journal is not None:
+    if journal is not None and found.energies:
         before, after = model_tensors(model), model_tensors(found.model)
         turned = {name: own for name, own in after.items() if not _same(own, before[name])}
         facts = {**said, GIVEN: digest_of({name: before[name] for name in turned})}
@@ -66,8 +66,6 @@ def _as_noted(model: nn.Module, note: Note, journal: Journal) -> nn.Module:
             f"The notes in {journal.folder} are of a run that aligned the heads of another network. Give the network "
             "that it began with, or begin again in a new folder."
         )
-    if not note.tensors:
-        return model
     turned = copy_with(model, {})
     held = model_tensors(turned)
     with torch.no_grad():
