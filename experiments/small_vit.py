@@ -4,7 +4,8 @@
         --learning-rate 0.002 --weight-decay 0.05 --epochs 10 --out data/small_vit
 
 0.3 M parameters, patches of 4×4: what can be trained on a CPU in half an hour, as something to prune. The best epoch is
-that of the last 2,000 training images; the test images are not read. `untrained.py --checkpoint data/small_vit` prunes.
+that of the last 2,000 training images; the test images are not read. `untrained.py --network small_vit --weights data`
+prunes it.
 """
 
 from pathlib import Path
