@@ -82,7 +82,7 @@ class Outcome(Generic[AnyPlan]):
     """What the model was traced on."""
     dense: nn.Module | None = field(default=None, repr=False)
     """What `plan` leads from: the network given, or the same in other coordinates where heads were aligned, of which
-    the plan is one. With `prune` alone; checkpoints do not keep it."""
+    the plan is one. None where it is no single network, as in rounds after the first, and from a checkpoint."""
 
     def __str__(self) -> str:
         lines = [f"{type(self.model).__name__}, {self.plan}"]

@@ -336,3 +336,5 @@ def test_roads_hand_it_on():
     assert len(one_shot(model, HALF, material, pruning=how, fit=fit).settings["aligned"]) == 2
     rounds = iterative(model, [ap.Budget(flops=0.8), HALF], material, pruning=how, fit=fit)
     assert all(own.settings["aligned"] for own in rounds)
+    assert rounds[0].dense is not None
+    assert rounds[1].dense is None

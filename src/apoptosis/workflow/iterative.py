@@ -88,6 +88,7 @@ def rounds_of(  # noqa: PLR0913 - as `iterative`
                 settings={**found.settings, "budget": budget.shares()}
                 | {"training": before.settings.get("training", [])},
                 example_inputs=example,
+                dense=None,  # trained, and perhaps turned, in between
             )
         before = fine_tuned(found, model, data, task, fit or DEFAULT_TUNING, part_of(here, "fit"))
         yield before
