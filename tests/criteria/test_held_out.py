@@ -78,10 +78,14 @@ def test_one_column_of_great_energy_does_not_speak_for_the_others():
     assert optimism((moment(a), moment(b)), columns, ridge=1e-12, has_bias=False) > 0.5
 
 
+def test_of_one_half_nothing_is_believed():
+    whole = moment(drawn(50, 8, seed=1, noise=1))
+    columns, one_sample = torch.arange(8)[:, None], (whole, torch.zeros_like(whole))
+    assert optimism(one_sample, columns, ridge=1e-4, has_bias=False) == 1
+
+
 def test_it_is_nothing_where_there_is_nothing_to_tell_by():
     whole, columns = moment(drawn(50, 8, seed=1, noise=1)), torch.arange(8)[:, None]
-    one_sample = (whole, torch.zeros_like(whole))
-    assert optimism(one_sample, columns, ridge=1e-4, has_bias=False) == 0
     few = (whole[:3, :3], whole[:3, :3])
     assert optimism(few, columns[:3], ridge=1e-4, has_bias=False) == 0
     silent = whole.clone()

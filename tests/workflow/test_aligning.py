@@ -240,13 +240,40 @@ def test_a_run_that_goes_on_has_the_turned_heads_of_its_first_life(tmp_path, mon
 def test_a_run_of_another_network_is_refused(tmp_path, monkeypatch):
     model, place = net(), tmp_path / "run"
     stopped(model, place, monkeypatch, align=True)
-    with torch.no_grad():
-        model.get_parameter("blocks.0.attn.qkv.weight").mul_(2)
+    wider = vit(replace(OPTIONS, width=24)).eval()
     with (
         open_journal(place, {}, resume=True) as journal,
         pytest.raises(CheckpointError, match="aligned the heads of another network"),
     ):
-        prune(model, batches(), HALF, criterion="gates", steps=3, align=True, journal=journal)
+        prune(wider, batches(), HALF, criterion="gates", steps=3, align=True, journal=journal)
+
+
+def test_before_the_first_step_a_run_already_knows_its_choices(tmp_path):
+    model, place = net(), tmp_path / "run"
+    how = {"criterion": "gates", "steps": 3, "align": True}
+
+    class Failing(list):
+        """Read for the first sample, for the heads, and then no more."""
+
+        num = 0
+
+        def __iter__(self):
+            Failing.num += 1
+            if Failing.num == 3:
+                raise Stop
+            return super().__iter__()
+
+    with pytest.raises(Stop), open_journal(place, {}) as journal:
+        prune(model, Failing(batches()), HALF, **how, journal=journal)
+    other = ap.Selection(kinds=("hidden", "v_dim"))
+    with (
+        open_journal(place, {}, resume=True) as journal,
+        pytest.raises(CheckpointError, match=r"selection\.kinds"),
+    ):
+        prune(model, batches(), HALF, **how, selection=other, journal=journal)
+    with open_journal(place, {}, resume=True) as journal:
+        found = prune(model, batches(), HALF, journal=journal)  # as it began
+    assert same(found.model, prune(model, batches(), HALF, **how).model)
 
 
 def test_the_plan_is_one_for_the_network_that_the_outcome_has():
@@ -309,6 +336,35 @@ def test_heads_are_spared_where_a_refit_would_be_lost(kind: type[Written]):
     assert "qk_dim" in spared
     assert not {kinds[name] for name in small.plan.kept} & set(spared)
     assert small.settings["spared"]["because"]
+
+
+@pytest.mark.parametrize("share", [0.9, 0.6, 0.5])
+@pytest.mark.parametrize("kind", [Written, AllWritten])
+def test_what_is_spared_is_spared_in_every_step_and_every_life(
+    kind: type[Written], share: float, tmp_path, monkeypatch
+):
+    model, data = written(kind)
+    budget = ap.Budget(flops=share)
+    whole = prune(model, data, budget, steps=3)
+    assert whole.plan.delivery == "module"
+    assert whole.spent[0].got <= share
+    noted = MODULE.note_units
+    for last in (1, 2, 3):
+        place = tmp_path / str(last)
+
+        def write(journal: Any, plan: Any, history: Any, *others: Any, last: int = last) -> None:
+            noted(journal, plan, history, *others)
+            if len(history) == last:
+                raise Stop
+
+        with monkeypatch.context() as patch, open_journal(place, {}) as journal:
+            patch.setattr(MODULE, "note_units", write)
+            with pytest.raises(Stop):
+                prune(model, data, budget, steps=3, journal=journal)
+        with open_journal(place, {}, resume=True) as journal:
+            found = prune(model, data, budget, journal=journal)
+        assert same(found.model, whole.model)
+        assert found.settings == whole.settings
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ energy (one column of great energy says nothing of the others),
 nothing where the fit holds, 1 where it explains nothing of others.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -33,7 +35,9 @@ MOST_TARGETS = 128
 def optimism(
     halves: tuple[Tensor, Tensor], columns: Tensor, *, ridge: float, has_bias: bool
 ) -> float:
-    """κ; 0 where there is nothing to tell by.
+    """κ; 0 where there are too few channels to tell by, 1 where there is one half alone.
+
+    Time: eleven Cholesky factors of three quarters of the inputs, five times what the inverse of A takes.
 
     Args:
         halves: the second moments of two halves of the samples, (n, n), in units of all of them.
@@ -41,6 +45,9 @@ def optimism(
         ridge: of the fit to all samples, in parts of the mean of the diagonal.
         has_bias: the last input is the constant 1, on which there is no penalty.
     """
+    shows = [bool(half.diagonal()[: len(half) - has_bias].any()) for half in halves]
+    if any(shows) and not all(shows):
+        return 1.0
     order = torch.randperm(len(columns), generator=torch.Generator().manual_seed(0))
     gone = columns[order[: len(columns) // PART].to(columns.device)].flatten()
     alive = [half[gone, gone] > 0 for half in halves]
@@ -50,25 +57,45 @@ def optimism(
     others = torch.ones(len(halves[0]), dtype=torch.bool, device=gone.device)
     others[gone] = False
     kept = others.nonzero().flatten()
-
-    def left(fitted: Tensor, seen: Tensor, ridge: float) -> float:
-        fit = _solved(fitted, kept, told, ridge, has_bias=has_bias)
-        cross, among = seen[kept][:, told], seen[kept][:, kept]
-        energies = seen[told, told]
-        missed = energies - (fit * (2 * cross - among @ fit)).sum(0)
-        return float((missed / energies).clamp(0, 1).mean())
-
-    whole = halves[0] + halves[1]
-    inside = left(whole, whole, ridge)
-    first, second = halves
-    outside = min(left(first, second, own) + left(second, first, own) for own in RIDGES) / 2
+    first, second = (_Seen.of(half, kept, told, has_bias=has_bias) for half in halves)
+    outside = min(_left(first, second, own) + _left(second, first, own) for own in RIDGES) / 2
+    whole = first + second
+    inside = _left(whole, whole, ridge)
     return min(1.0, max(0.0, (outside - inside) / (1 - inside))) if inside < 1 else 0.0
 
 
-def _solved(moment: Tensor, kept: Tensor, told: Tensor, ridge: float, *, has_bias: bool) -> Tensor:
-    """(A_KK + λ a I)⁻¹ A_Kq, where a is the mean of A's diagonal."""
-    among = moment[kept][:, kept]
-    penalty = max(ridge, LEAST) * float(moment.diagonal()[: len(moment) - has_bias].mean())
-    free = among.diagonal()[: len(kept) - has_bias]
-    free += penalty
-    return torch.cholesky_solve(moment[kept][:, told], torch.linalg.cholesky(among))
+@dataclass(frozen=True, eq=False)
+class _Seen:
+    """Second moments of the columns that stay, theirs with those that are told, and those' energies.
+
+    `size` is the mean of all energies, `has_bias` whether the last that stays is the constant.
+    """
+
+    among: Tensor
+    cross: Tensor
+    energies: Tensor
+    size: float
+    has_bias: bool
+
+    @classmethod
+    def of(cls, moment: Tensor, kept: Tensor, told: Tensor, *, has_bias: bool) -> "_Seen":
+        size = float(moment.diagonal()[: len(moment) - has_bias].mean())
+        rows = moment[kept]
+        return cls(rows[:, kept], rows[:, told], moment[told, told], size, has_bias)
+
+    def __add__(self, other: "_Seen") -> "_Seen":
+        sums = (self.among + other.among, self.cross + other.cross, self.energies + other.energies)
+        return _Seen(*sums, self.size + other.size, self.has_bias)
+
+    def solved(self, ridge: float) -> Tensor:
+        """(A_KK + λ a I)⁻¹ A_Kq, where a is the mean of A's diagonal."""
+        among = self.among.clone()
+        among.diagonal()[: len(among) - self.has_bias].add_(max(ridge, LEAST) * self.size)
+        return torch.cholesky_solve(self.cross, torch.linalg.cholesky(among))
+
+
+def _left(fitted: _Seen, seen: _Seen, ridge: float) -> float:
+    """In parts of each column's energy, the mean; a fit that is worse than none counts as none."""
+    fit = fitted.solved(ridge)
+    missed = seen.energies - (fit * (2 * seen.cross - seen.among @ fit)).sum(0)
+    return float((missed / seen.energies).clamp(0, 1).mean())

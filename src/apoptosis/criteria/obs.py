@@ -167,14 +167,14 @@ def _score(
         return met
     readers = [reader for site in own.readers for reader in prepared.readers(site)]
     refitted = eliminate(readers, group.size).scores()
-    each = torch.stack([prepared.gates(site) for site in own.readers])
+    # Units that cost nothing may come out below zero, by rounding.
+    each = torch.stack([prepared.gates(site).clamp_min(0) for site in own.readers])
+    doubts = torch.tensor([prepared.optimism(site.module) for site in own.readers]).double()
     alone = each.sum(0)
-    doubts = torch.tensor([prepared.optimism(site.module) for site in own.readers])
-    doubt = (doubts.double() @ each) / alone.clamp_min(torch.finfo(alone.dtype).tiny)
+    kappa = ((doubts @ each) / alone.clamp_min(torch.finfo(alone.dtype).tiny)).clamp(0, 1)
     if met is not None:
         refitted, alone = refitted + (met - alone).clamp_min(0), met
-    # of units that cost nothing either may come out below zero, by rounding
-    return refitted.clamp_min(0) ** ((1 - doubt) / 2) * alone.clamp_min(0) ** ((1 + doubt) / 2)
+    return refitted.clamp_min(0) ** ((1 - kappa) / 2) * alone ** ((1 + kappa) / 2)
 
 
 def _readers(model: nn.Module, group: Group) -> list[Site]:

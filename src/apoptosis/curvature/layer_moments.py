@@ -43,8 +43,8 @@ __all__ = ["LayerMoments", "Moments", "layer_moments"]
 class Moments:
     """Of one layer, float64 on the CPU: `inputs` is A, (g, n, n), `outputs` S, (g, m, m), for g groups of channels.
 
-    `halves` are two that add up to A, of different samples as far as those come first; one may be zero. `gates` is Γ,
-    (channels, channels), of all groups together.
+    `halves` are two that add up to A, of every second sample as far as samples come first; of one sample the second is
+    zero. `gates` is Γ, (channels, channels), of all groups together.
     """
 
     halves: tuple[Tensor, Tensor]
@@ -202,18 +202,19 @@ class _Sums:
         self._module: Any = module
         self._generator = torch.Generator().manual_seed(0)
         self._inputs, self._outputs, self._gates = (Gram(), Gram()), Gram(), Gram()
-        self._num_odd = 0
+        self._num_samples = 0
 
     def add_inputs(self, given: Tensor, slope: Tensor, num: int) -> None:
-        """What a piece of `num` samples sends into the layer; the odd one goes to either half in turn."""
+        """What a piece of `num` samples sends into the layer: every second sample into the same half, however cut."""
         inputs, errors = as_inputs(self._module, given), as_outputs(self._module, slope)
-        middle = (num + self._num_odd % 2) // 2 * len(errors) // num
-        self._num_odd += num % 2
+        samples = torch.arange(len(errors), device=errors.device) * num // len(errors)
+        halves = (samples + self._num_samples) % 2
+        self._num_samples += num
         all_places = errors.shape[2]
         factor = all_places / min(all_places, enough_places(self._module))
-        for half, rows in zip(self._inputs, (slice(middle), slice(middle, None)), strict=True):
-            if len(errors[rows]):
-                own = (inputs[rows], errors[rows])
+        for number, half in enumerate(self._inputs):
+            own = (inputs[halves == number], errors[halves == number])
+            if len(own[0]):
                 for columns, _ in pairs(self._module, *own, generator=self._generator):
                     half.add_(columns, factor)
 

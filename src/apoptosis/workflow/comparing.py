@@ -23,6 +23,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import nn
 
+from apoptosis.alignment import align_heads
 from apoptosis.comparison import (
     Comparison,
     Dense,
@@ -168,6 +169,13 @@ class _Ground:
     def structure(self) -> Structure:
         return trace(self.model, first_sample(self.model, self.data.scoring, self.task))
 
+    @cached_property
+    def start(self) -> nn.Module:
+        """What everybody prunes."""
+        if not self._options.align:
+            return self.model
+        return align_heads(self.model, self.structure, self.data.scoring, self.task).model
+
     def judge(self) -> Dense:
         """The dense network."""
         test, validation = self._judged(self.model)
@@ -177,16 +185,16 @@ class _Ground:
     def run(self, contestant: Contestant, share: float) -> Trial:
         """One cell, whatever has been run before."""
         with _seeded(self.model, self.seed):
-            start = time.perf_counter()
+            network, start = self.start, time.perf_counter()
             outcome = prune(
-                self.model,
+                network,
                 self.data.scoring,
                 Budget(flops=share),
                 self.task,
                 criterion=find_criterion(contestant.criterion).seeded(self.seed),
                 steps=self._options.steps,
                 selection=replace(default_selection(self.model), widths=contestant.widths),
-                align=True,
+                align=False,  # it is
                 repair=self._options.repair,
             )
             pruned = time.perf_counter()

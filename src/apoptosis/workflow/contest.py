@@ -63,10 +63,14 @@ class ContestData:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
-    """What is the same for all contestants. With `fit.epochs` of 0 nothing is fine-tuned."""
+    """What is the same for all contestants. With `fit.epochs` of 0 nothing is fine-tuned.
+
+    With `align` all start from the network with its attention heads in their principal axes.
+    """
 
     seeds: tuple[int, ...] = (0,)
     steps: int = 20
+    align: bool = True
     repair: tuple[str, ...] = ()
     fit: FitOptions = FitOptions(epochs=0, learning_rate=0.02, schedule="cosine")
 

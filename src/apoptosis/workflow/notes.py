@@ -16,9 +16,9 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from apoptosis.checkpoint import Journal, read_step, step_as_json
+from apoptosis.checkpoint import Journal, Note, read_step, step_as_json
 from apoptosis.criteria import CRITERIA, Criterion
 from apoptosis.errors import CheckpointError
 from apoptosis.masks import MaskPlan
@@ -27,20 +27,24 @@ from apoptosis.repair import REPAIRS, Repair
 from apoptosis.structure import Plan, Structure
 from apoptosis.workflow.choosing import name_of
 from apoptosis.workflow.removal_order import RemovalOrder
+from apoptosis.workflow.step_choice import Spared
 
 __all__ = [
     "Told",
     "check_as_begun",
     "choices_of",
+    "note_aligned",
     "note_masks",
     "note_units",
+    "noted_aligned",
     "noted_masks",
     "noted_units",
     "told_as_begun",
 ]
 
-NAME = "step"
+NAME, ALIGNED = "step", "aligned"
 MASKS, BUFFERS = "masks", "buffer."
+SPARED = "spared"
 CHOICES, INSISTED = "choices", "repair_was_asked_for"
 EARLIER: Mapping[str, Any] = MappingProxyType({"align": False})
 """What runs did whose notes are older than a choice."""
@@ -64,17 +68,22 @@ def told_as_begun(told: Told, journal: Journal | None) -> Told:
     Raises:
         CheckpointError: the notes do not say, or name what only the caller has.
     """
-    note = None if journal is None else journal.read(NAME)
+    note = _first_note(journal)
     if journal is None or note is None:
         return told
     begun = note.facts.get(CHOICES)
     if begun is None:
         if told.criterion is not None and told.steps is not None and not told.align:
             return replace(told, **EARLIER)
+        if told.align:
+            raise CheckpointError(
+                f"The notes in {journal.folder} are of an older version, which aligned no heads. Leave out align, or "
+                "begin again in a new folder."
+            )
         raise CheckpointError(
             f"The notes in {journal.folder} are of an older version and do not say by which criterion, and in how many "
             "steps, their run was to go; defaults have changed. Begin again in a new folder; or, if you know both, say "
-            "criterion=… and steps=… as they were. Heads were not aligned then."
+            "criterion=… and steps=… as they were."
         )
     begun = {**EARLIER, **begun}
     found = replace(
@@ -129,7 +138,7 @@ def check_as_begun(journal: Journal | None, choices: Mapping[str, Any]) -> None:
     Raises:
         CheckpointError: they differ; it says where.
     """
-    note = None if journal is None else journal.read(NAME)
+    note = _first_note(journal)
     if journal is None or note is None or CHOICES not in note.facts:
         return
     begun, now = (dict(_flat(own)) for own in ({**EARLIER, **note.facts[CHOICES]}, _plain(choices)))
@@ -145,30 +154,63 @@ def check_as_begun(journal: Journal | None, choices: Mapping[str, Any]) -> None:
         )
 
 
-def note_units(
+def _first_note(journal: Journal | None) -> Note | None:
+    """That of the last step; before there is one, that of aligned heads. Both say what was chosen."""
+    return journal and (journal.read(NAME) or journal.read(ALIGNED))
+
+
+def note_aligned(
+    journal: Journal | None,
+    turned: Mapping[str, Tensor],
+    said: Mapping[str, Any],
+    choices: Mapping[str, Any],
+) -> None:
+    """Tensors of the network whose heads were aligned, and what settings say of them."""
+    if journal is not None:
+        journal.write(ALIGNED, {"said": said, CHOICES: _plain(choices)}, turned)
+
+
+def noted_aligned(journal: Journal | None) -> tuple[Mapping[str, Tensor], dict[str, Any]] | None:
+    """The same, where it was noted."""
+    note = None if journal is None else journal.read(ALIGNED)
+    return None if note is None else (note.tensors, dict(note.facts["said"]))
+
+
+def note_units(  # noqa: PLR0913 - all that a run goes on from
     journal: Journal | None,
     plan: Plan,
     history: Sequence[StepRecord],
     order: RemovalOrder,
     choices: Mapping[str, Any],
+    spared: Spared | None,
 ) -> None:
     """After a step of `prune`, with the choices that led to it."""
     if journal is not None:
         kept = {name: [int(unit) for unit in own] for name, own in plan.kept.items()}
         steps = [step_as_json(step) for step in history]
-        facts = {"kept": kept, "history": steps, CHOICES: _plain(choices)}
+        facts = {
+            "kept": kept,
+            "history": steps,
+            CHOICES: _plain(choices),
+            SPARED: spared.as_data() if spared else None,
+        }
         journal.write(NAME, facts, order.as_tensors())
 
 
 def noted_units(
     journal: Journal | None, dense: Structure, order: RemovalOrder
-) -> tuple[Plan, list[StepRecord]]:
+) -> tuple[Plan, list[StepRecord], Spared | None]:
     """Where a run of `prune` stands: nothing has gone yet where there is no note. `order` is filled."""
     note = None if journal is None else journal.read(NAME)
     if note is None:
-        return dense.identity(), []
+        return dense.identity(), [], None
     order.read_(note.tensors)
-    return dense.plan(note.facts["kept"]), [read_step(step) for step in note.facts["history"]]
+    spared = note.facts.get(SPARED)
+    return (
+        dense.plan(note.facts["kept"]),
+        [read_step(step) for step in note.facts["history"]],
+        Spared.from_data(spared) if spared else None,
+    )
 
 
 def note_masks(

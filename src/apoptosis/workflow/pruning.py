@@ -42,7 +42,7 @@ from apoptosis.workflow.notes import (
     told_as_begun,
 )
 from apoptosis.workflow.removal_order import RemovalOrder
-from apoptosis.workflow.step_choice import StepChoice
+from apoptosis.workflow.step_choice import Spared, next_part, spared_for_repair
 from apoptosis.workflow.turned import aligned_once
 from apoptosis.workflow.twins import scored_on_twin
 
@@ -69,7 +69,8 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
 
     Args:
         model: a trained network.
-        batches: data to score on, read once per step; anything that can be iterated again.
+        batches: data to score on, read once per step, for a first sample, and where heads are aligned; anything that
+            can be iterated again.
         budget: what may stay: `Budget(flops=0.5)`.
         task: what a batch is and what its loss is; classification unless said.
         criterion: what decides which units go; `apoptosis criteria` lists the names. Unless given, `obs` wherever it
@@ -145,10 +146,11 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
             *(model, dense, at_pass(batches, 0), task),
             groups=selection.groups(dense),
             journal=journal,
+            choices=choices,
         )
         mends.dense, settings = model, {**settings, **said}
     order = RemovalOrder(dense)
-    plan, history = noted_units(journal, dense, order)
+    plan, history, spared = noted_units(journal, dense, order)
     small, structure = (cut(model, plan), dense.after(plan)) if plan.kept else (model, dense)
     if plan.kept and repair_between and len(history) < steps:
         small = mends(small, plan)
@@ -162,17 +164,17 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         with failures_explained(f"Scoring by {how.name}"):
             units = scoring.units(
                 small,
-                _open(structure, selection),
+                _open(structure, spared.leave(dense, selection) if spared else selection),
                 at_pass(batches, step - 1),  # as an unbroken run would read them
                 task,
                 aggregation,
             )
         if step == 1:
             check_reachable(dense, budget, selection, units)
-        point = StepChoice(dense, structure, units, budget, step / steps)
-        chosen = point.chosen(selection, keep_module=mends.want_modules)
-        settings, part = {**settings, **chosen.said}, chosen.part
-        if part.kept:
+            spared = mends.spared(dense, units, budget, selection)
+        here = spared.leave(dense, selection) if spared else selection
+        chosen = next_part(dense, structure, units, budget, here, step / steps)
+        if (part := chosen.part).kept:
             order.note(plan, part, units)
             structure, plan = structure.after(part), plan.then(part)
             small = (
@@ -181,20 +183,20 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
                 else cut(small, part)
             )
             mends.check(small)
-        if step == steps > 1 and (
-            full := order.with_budget_spent(plan, chosen.selection, chosen.limits)
-        ):
+        if step == steps > 1 and (full := order.with_budget_spent(plan, here, chosen.limits)):
             small, structure, plan = cut(model, full), dense.after(full), full
         before = history[-1].left if history else {g.name: g.size for g in dense.groups}
         history.append(_record(step, units, structure, before, time.perf_counter() - start))
-        note_units(journal, plan, history, order, choices)
+        note_units(journal, plan, history, order, choices, spared)
     small = cut(model, plan) if repair_between or small is model else small
     return Outcome(
         mends(small, plan),
         plan,
         tuple(history),
         spending(dense, plan, budget, selection),
-        {**settings, "repair": mends.names(), "repair_left_out": mends.left_out},
+        settings
+        | ({"spared": spared.as_data()} if spared else {})
+        | {"repair": mends.names(), "repair_left_out": mends.left_out},
         example,
         model,
     )
@@ -250,10 +252,13 @@ class _Mends:
                 except ModelError as error:
                     self._leave_out(mend, error)
 
-    @property
-    def want_modules(self) -> bool:
-        """Whether scores count on repairs that nobody asked for, and that a program would go without."""
-        return bool(self.repairs) and not self.were_asked_for
+    def spared(
+        self, dense: Structure, units: UnitScores, budget: Budget, selection: Selection
+    ) -> Spared | None:
+        """What stays whole for the sake of repairs that scores count on; of those asked for one was told the price."""
+        if self.were_asked_for or not self.repairs:
+            return None
+        return spared_for_repair(dense, units, budget, selection)
 
     def check_leave_alone(self, how: Criterion) -> None:
         """Refuse repairs between steps where scores cannot be taken of what they make.
