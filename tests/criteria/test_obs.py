@@ -340,3 +340,29 @@ def test_a_first_batch_in_which_nothing_counts_is_no_obstacle():
     found = obs_units(model, trace(model, x[:1]), batches)
     assert all(own.isfinite().all() for own in found.values.values())
     assert found.count == 6
+
+
+def test_units_whose_places_cancel_cost_nothing_and_are_no_nan():
+    """By rounding what such a unit costs may come out below zero."""
+    for seed in range(13, 16):
+        torch.manual_seed(seed)
+        conv, norm, head = nn.Conv2d(1, 6, 3), nn.InstanceNorm2d(6), nn.Linear(6 * 16, 3)
+        with torch.no_grad():
+            head.weight.copy_(torch.randn(3, 6, 1).expand(3, 6, 16).flatten(1))
+        model = nn.Sequential(conv, norm, nn.Flatten(), head)
+        x = torch.randn(8, 1, 6, 6)
+        values = obs_units(model, trace(model, x[:1]), [x]).values["0"]
+        assert bool(values.isfinite().all())
+        assert bool((values >= 0).all())
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 8])
+def test_how_data_are_cut_into_batches_changes_no_score(micro_batch: int):
+    model, x = mlp(), inputs(30)
+    structure = trace(model, x[:1])
+    labels = torch.zeros(30).long()  # looked at by nobody
+    pieces = [(x[:7], labels[:7]), (x[7:], labels[7:])]
+    whole = obs_units(model, structure, [(x, labels)], SQUARES).values
+    parts = obs_units(model, structure, pieces, SQUARES, micro_batch=micro_batch).values
+    for name, own in whole.items():
+        torch.testing.assert_close(parts[name], own, rtol=1e-9, atol=0)

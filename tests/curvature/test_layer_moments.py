@@ -63,6 +63,9 @@ def test_inputs_are_patches_of_every_position():
     torch.testing.assert_close(found["2"].inputs, inputs_by_hand(model[2], hidden))
     wide = torch.cat([flat, torch.ones(6, 1, dtype=flat.dtype)], 1)
     torch.testing.assert_close(found["5"].inputs[0], wide.T @ wide / 6)
+    for number, half in enumerate(found["5"].halves):
+        own = wide[number::2]
+        torch.testing.assert_close(half[0], own.T @ own / 6)
 
 
 def outputs_by_hand(model: nn.Sequential, layer: int, x: torch.Tensor) -> torch.Tensor:
@@ -182,7 +185,7 @@ def test_batches_do_not_matter_and_labels_are_not_needed():
     for batches in ([(x[:2], y[:2]), (x[2:], y[2:])], [x[:5], x[5:]]):
         parts = layer_moments(model, batches, TASK, ["0", "2"]).layers
         for path in whole:
-            torch.testing.assert_close(parts[path].inputs, whole[path].inputs)
+            torch.testing.assert_close(parts[path].halves, whole[path].halves)
 
 
 def test_the_model_and_random_numbers_stay_as_they_were():
