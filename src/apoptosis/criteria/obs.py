@@ -174,7 +174,12 @@ def _score(
     kappa = ((doubts @ each) / alone.clamp_min(torch.finfo(alone.dtype).tiny)).clamp(0, 1)
     if met is not None:
         refitted, alone = refitted + (met - alone).clamp_min(0), met
-    return refitted.clamp_min(0) ** ((1 - kappa) / 2) * alone ** ((1 + kappa) / 2)
+    return _weighed(refitted.clamp_min(0), alone, kappa)
+
+
+def _weighed(price: Tensor, alone: Tensor, kappa: Tensor) -> Tensor:
+    """p^((1 − κ)/2) · q^((1 + κ)/2)."""
+    return price ** ((1 - kappa) / 2) * alone ** ((1 + kappa) / 2)
 
 
 def _readers(model: nn.Module, group: Group) -> list[Site]:

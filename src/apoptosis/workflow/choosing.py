@@ -1,9 +1,9 @@
 """What an expert would ask for: criterion, steps and repair where nothing is said (docs/choosing.md argues for it).
 
 `obs` in one step, then a refit of layers and one of blocks: it reads no labels, prices units as they cost once the rest
-has been refitted, and kept most of the image networks that were measured without training (of a language model, nearly
-most). It prices what linear layers read. Where too little of a network is that to meet the budget, or the task does not
-show its predictions, `oba` in many steps is taken: it scores whatever has parameters.
+has been refitted, and kept most of all networks that were measured without training. It prices what linear layers
+read. Where too little of a network is that to meet the budget, or the task does not show its predictions, `oba` in many
+steps is taken: it scores whatever has parameters.
 """
 
 import re
