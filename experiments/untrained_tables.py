@@ -36,7 +36,7 @@ images, and with half a minute of distilling on a GPU. The second: what was aime
 DEVICES = {"cpu": "CPU", "cuda": "H200"}
 CUTS = {
     "channels": "shares of the 560 channels inside blocks removed, at least 2 left in each",
-    "macs": "shares of the MACs removed, residual streams cut too",
+    "macs": "shares of the MACs removed, from all that may go: residual streams too, but for those under a LayerNorm",
 }
 NETWORKS = {
     "narrow": "The public narrow ResNet32",
