@@ -220,7 +220,8 @@ def test_another_network_at_the_same_place_is_not_gone_on_with(own, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(own.read_text())
     stopped(path, "prune", "--out", tmp_path / "parts")
-    path.write_text(own.read_text().replace("torch.manual_seed(0)", "torch.manual_seed(1)"))
+    # Of another length, too: Python takes a file of the same second and size for the one it has compiled.
+    path.write_text(own.read_text().replace("torch.manual_seed(0)", "torch.manual_seed(11)"))
     text = refused(words_of(path, "prune", "--out", tmp_path / "parts", "--resume"))
     assert "weights at the start" in text
 

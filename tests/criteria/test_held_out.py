@@ -78,6 +78,26 @@ def test_one_column_of_great_energy_does_not_speak_for_the_others():
     assert optimism((moment(a), moment(b)), columns, ridge=1e-12, has_bias=False) > 0.5
 
 
+def test_channels_that_are_always_zero_change_nothing():
+    a, b = (drawn(30, 12, seed=seed, noise=2) for seed in (1, 2))
+    there = torch.tensor([0, 1, 4, 5, 6, 7, 8, 9, 14, 15, 16, 17])  # of 9 channels of two columns
+    wide = []
+    for x in (a, b):
+        wide.append(torch.zeros(30, 18).double())
+        wide[-1][:, there] = x
+    found, want = (
+        optimism(
+            (moment(one), moment(other)),
+            torch.arange(one.shape[1]).reshape(-1, 2),
+            ridge=1e-4,
+            has_bias=False,
+        )
+        for one, other in (wide, (a, b))
+    )
+    assert want > 0.1
+    assert found == pytest.approx(want, rel=1e-9)
+
+
 def test_of_one_half_nothing_is_believed():
     whole = moment(drawn(50, 8, seed=1, noise=1))
     columns, one_sample = torch.arange(8)[:, None], (whole, torch.zeros_like(whole))
