@@ -4,8 +4,8 @@ Every position that passes counts, those of padding too: a layer in the middle o
 positions its outputs will be read at, and `Task.rows` speaks of predictions, not of positions inside.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 from apoptosis.alignment.bonds import Slot
 from apoptosis.alignment.quiet import quietly
 from apoptosis.errors import DataError, NonFiniteError
+from apoptosis.passing import passing
 from apoptosis.progress import track
 from apoptosis.structure import Example
 from apoptosis.task import Batch, Task, tensors_in
@@ -94,21 +95,10 @@ def moments_of(
     return found, example
 
 
-@contextmanager
-def _seeing(module: nn.Module, slot: Slot, moments: Moments) -> Iterator[None]:
+def _seeing(module: nn.Module, slot: Slot, moments: Moments) -> AbstractContextManager[None]:
     """Add up what the first tensor of each call shows of a slot."""
 
-    def before(_: nn.Module, args: Any, kwargs: Any) -> None:
-        moments.add(slot, next(tensors_in((args, kwargs))))
+    def see(passed: Any) -> None:
+        moments.add(slot, next(tensors_in(passed)))
 
-    def after(_: nn.Module, _args: Any, output: Any) -> None:
-        moments.add(slot, next(tensors_in(output)))
-
-    if slot.side == "input":
-        hook = module.register_forward_pre_hook(before, with_kwargs=True)
-    else:
-        hook = module.register_forward_hook(after)
-    try:
-        yield
-    finally:
-        hook.remove()
+    return passing(module, slot.side, see)

@@ -14,8 +14,8 @@ way, or not at all.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_map_only
 from apoptosis.curvature.linear_maps import as_matrix, output_dim
 from apoptosis.errors import NonFiniteError
 from apoptosis.masks import masks_of
+from apoptosis.passing import passing
 from apoptosis.repair.blocks import Block, within
 from apoptosis.repair.fits import LayerFit
 from apoptosis.repair.networks import Both, Networks
@@ -301,24 +302,9 @@ def _descend(
     return {name: own.detach() for name, own in us.items()}
 
 
-@contextmanager
-def _cut_off(module: nn.Module, side: str) -> Iterator[None]:
+def _cut_off(module: nn.Module, side: str) -> AbstractContextManager[None]:
     """Let no gradient pass what goes into a module, or comes out of it."""
-
-    def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
-        return tree_map_only(Tensor, Tensor.detach, (args, kwargs))
-
-    def after(_: nn.Module, _args: Any, output: Any) -> Any:
-        return tree_map_only(Tensor, Tensor.detach, output)
-
-    if side == "input":
-        hook = module.register_forward_pre_hook(before, with_kwargs=True)
-    else:
-        hook = module.register_forward_hook(after)
-    try:
-        yield
-    finally:
-        hook.remove()
+    return passing(module, side, partial(tree_map_only, Tensor, Tensor.detach))
 
 
 def _has_samples(both: Both) -> bool:

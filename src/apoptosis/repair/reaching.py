@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from apoptosis.modes import in_eval_mode
+from apoptosis.passing import passing
 from apoptosis.structure import Spot, copy_with, model_tensors
 from apoptosis.task import Batch, Task, tensors_in
 
@@ -150,20 +151,11 @@ def stopping(module: nn.Module, see: Callable[[Any, Any], None], *, ahead: bool)
 def noting(module: nn.Module, side: str, note: Callable[[Any], object]) -> Iterator[None]:
     """Have the first tensor that goes into a module, or comes out of it, noted at every call."""
 
-    def before(_: nn.Module, args: Any, kwargs: Any) -> None:
-        note(next(tensors_in((args, kwargs)), None))
+    def see(passed: Any) -> None:
+        note(next(tensors_in(passed), None))
 
-    def after(_: nn.Module, _args: Any, output: Any) -> None:
-        note(next(tensors_in(output), None))
-
-    if side == "input":
-        hook = module.register_forward_pre_hook(before, with_kwargs=True)
-    else:
-        hook = module.register_forward_hook(after)
-    try:
+    with passing(module, side, see):
         yield
-    finally:
-        hook.remove()
 
 
 def first_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
