@@ -69,7 +69,7 @@ def test_the_first_price_is_the_loss_of_the_best_refit(bias):
         new = torch.linalg.lstsq(design[:, stay], target).solution
         error = (target - design[:, stay] @ new).detach()
         prices.append(0.5 * float(((error @ moments["2"].outputs[0]) * error).sum()) / len(x))
-    values = obs_units(model, trace(model, x[:1]), [x], ridge=0.0).values["0"]
+    values = obs_units(model, trace(model, x[:1]), [x], ridge=0.0, temperature=1.0).values["0"]
     found = with_refit(values, moments["2"])
     wanted = min(prices) * scale(moments["2"], model[2].weight.detach())
     assert int(found.argmin()) == prices.index(min(prices))
@@ -83,11 +83,26 @@ def test_all_prices_add_up_to_the_loss_of_reading_nothing():
     own, weight = moments["2"], model[2].weight.detach()
     whole = 0.5 * float(torch.trace(own.outputs[0] @ weight @ own.inputs[0] @ weight.T))
     whole *= scale(own, weight)
-    values = obs_units(model, trace(model, x[:1]), [x], ridge=0.0).values["0"]
+    values = obs_units(model, trace(model, x[:1]), [x], ridge=0.0, temperature=1.0).values["0"]
     values = with_refit(values, own)
     # Prices rise along the path, so their sum is no less; equal where prices rise by themselves.
     assert float(values.sum()) >= whole * (1 - 1e-9)
     assert float(values.sum()) < 2 * whole
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0, 5.0])
+def test_a_temperature_is_a_network_with_smaller_logits(temperature):
+    """T² times the prices of the network whose head gives z / T."""
+    model, x = mlp(), inputs()
+    cooler = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in cooler[4].parameters():
+            parameter /= temperature
+    found = obs_units(model, trace(model, x[:1]), [x], temperature=temperature).values
+    plain = obs_units(cooler, trace(cooler, x[:1]), [x], temperature=1.0).values
+    assert set(found) == {"0", "2"}
+    for name, own in found.items():
+        torch.testing.assert_close(own, temperature**2 * plain[name])
 
 
 def test_what_scales_prices_is_what_gates_cost():
@@ -114,7 +129,7 @@ def test_a_unit_that_another_can_stand_in_for_is_free():
     with torch.no_grad():
         model[0].weight[3] = 2 * model[0].weight[1]
         model[0].bias[3] = 2 * model[0].bias[1]
-    values = obs_units(model, trace(model, x[:1]), [x], ridge=1e-9).values["0"]
+    values = obs_units(model, trace(model, x[:1]), [x], ridge=1e-9, temperature=1.0).values["0"]
     assert int(values.argmin()) in (1, 3)
     prices = with_refit(values, layer_moments(model, [x], TASK, ["2"]).layers["2"], ridge=1e-9)
     assert float(prices.min()) < 1e-6 * float(prices.max())

@@ -1,5 +1,7 @@
 """Moments of layers against sums over samples, positions and classes, written out."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,7 +9,7 @@ from torch import nn
 
 from apoptosis.criteria.gates import find_gates
 from apoptosis.curvature import Gate, gate_curvature, layer_moments
-from apoptosis.errors import DataError, NonFiniteError
+from apoptosis.errors import ConfigError, DataError, NonFiniteError
 from apoptosis.structure import trace
 from apoptosis.task import Task
 from oracles.shrinking import small_case
@@ -68,21 +70,57 @@ def test_inputs_are_patches_of_every_position():
         torch.testing.assert_close(half[0], own.T @ own / 6)
 
 
-def outputs_by_hand(model: nn.Sequential, layer: int, x: torch.Tensor) -> torch.Tensor:
-    """S in expectation over labels: Σ_y p_y s_y s_yᵀ of the gradients of −log p_y, sample by sample."""
+def outputs_by_hand(
+    model: nn.Sequential, layer: int, x: torch.Tensor, temperature: float = 1.0
+) -> torch.Tensor:
+    """S in expectation over labels: Σ_y p_y s_y s_yᵀ of the gradients of −T log p_y, sample by sample."""
     groups = getattr(model[layer], "groups", 1)
     total = 0.0
     for sample in x:
         with torch.no_grad():
             y = model[: layer + 1](sample[None])
         y.requires_grad_()
-        logs = model[layer + 1 :](y).log_softmax(1)[0]
+        logs = (model[layer + 1 :](y) / temperature).log_softmax(1)[0]
         for log in logs:
-            (slope,) = torch.autograd.grad(-log, y, retain_graph=True)
+            (slope,) = torch.autograd.grad(-temperature * log, y, retain_graph=True)
             by = slope.flatten(2)[0] if slope.dim() > 2 else slope.T
             by = by.detach().reshape(groups, -1, by.shape[-1])
             total = total + float(log.detach().exp()) * by @ by.mT / by.shape[2]
     return total / len(x)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("layer", [0, 2, 5])
+def test_of_few_classes_both_are_exact_at_any_temperature(layer, temperature):
+    model, (x, y) = small_net(), data(num=8)
+    found = layer_moments(model, [(x, y)], TASK, [str(layer)], temperature=temperature).layers
+    own = found[str(layer)]
+    torch.testing.assert_close(own.outputs, outputs_by_hand(model, layer, x, temperature))
+    torch.testing.assert_close(own.gates, gates_by_hand(model, layer, x, temperature))
+
+
+def test_as_temperature_grows_all_logits_count_alike():
+    """H = (I − 1 1ᵀ / K) / K for every sample, however sure the network is of it."""
+    model, (x, y) = small_net(), data(num=8)
+    found = layer_moments(model, [(x, y)], TASK, ["5"], temperature=math.inf).layers["5"]
+    want = torch.eye(3, dtype=torch.float64) / 3 - torch.full((3, 3), 1 / 9, dtype=torch.float64)
+    torch.testing.assert_close(found.outputs[0], want)
+    near = layer_moments(model, [(x, y)], TASK, ["2"], temperature=1e9).layers["2"]
+    far = layer_moments(model, [(x, y)], TASK, ["2"], temperature=math.inf).layers["2"]
+    torch.testing.assert_close(near.outputs, far.outputs)
+
+
+def test_a_loss_that_is_no_cross_entropy_has_no_temperature():
+    model, (x, y) = small_net(), data()
+    plain = layer_moments(model, [(x, y)], squares(), ["2"]).layers["2"]
+    heated = layer_moments(model, [(x, y)], squares(), ["2"], temperature=9.0).layers["2"]
+    assert torch.equal(plain.outputs, heated.outputs)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
+def test_temperatures_that_nobody_can_mean_are_refused(temperature):
+    with pytest.raises(ConfigError, match="a number above 0"):
+        layer_moments(small_net(), [data()], TASK, ["2"], temperature=temperature)
 
 
 @pytest.mark.parametrize("layer", [0, 2, 5])
@@ -94,7 +132,9 @@ def test_outputs_approach_the_mean_over_labels(layer):
     assert float((got - want).norm() / want.norm()) < 0.06  # about 1/√(2000 · 8) · a few
 
 
-def gates_by_hand(model: nn.Sequential, layer: int, x: torch.Tensor) -> torch.Tensor:
+def gates_by_hand(
+    model: nn.Sequential, layer: int, x: torch.Tensor, temperature: float = 1.0
+) -> torch.Tensor:
     """Γ in expectation over labels, by a factor on every channel that the layer reads, sample by sample."""
     total = 0.0
     for sample in x:
@@ -102,9 +142,9 @@ def gates_by_hand(model: nn.Sequential, layer: int, x: torch.Tensor) -> torch.Te
             given = model[:layer](sample[None])
         factors = torch.ones(given.shape[1], dtype=given.dtype, requires_grad=True)
         shape = (1, -1, *[1] * (given.dim() - 2))
-        logs = model[layer:](given * factors.view(shape)).log_softmax(1)[0]
+        logs = (model[layer:](given * factors.view(shape)) / temperature).log_softmax(1)[0]
         for log in logs:
-            (slope,) = torch.autograd.grad(-log, factors, retain_graph=True)
+            (slope,) = torch.autograd.grad(-temperature * log, factors, retain_graph=True)
             total = total + float(log.detach().exp()) * torch.outer(slope, slope)
     return total / len(x)
 
@@ -228,8 +268,22 @@ def test_places_that_are_drawn_stand_for_all():
     conv = nn.Conv2d(2, 3, 3).double()
     model = nn.Sequential(conv, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     x = torch.ones(4, 2, 12, 12, dtype=torch.float64)
-    found = layer_moments(model, [x[:3], x[3:]], TASK, ["0"]).layers["0"].inputs
-    torch.testing.assert_close(found, torch.full((1, 19, 19), 100.0, dtype=torch.float64))
+    found = layer_moments(model, [x[:3], x[3:]], TASK, ["0"]).layers["0"]
+    want = torch.full((1, 19, 19), 100.0, dtype=torch.float64)
+    torch.testing.assert_close(found.inputs, want)
+    torch.testing.assert_close(found.outputs, outputs_by_hand(model, 0, x))
+
+
+def test_places_of_gradients_are_drawn_anew_for_every_cotangent():
+    """100 places, all different: 64 of them at a time are near the mean over all, with draws nearer."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(300, 3)).double()
+    x = torch.randn(4, 2, 12, 12, dtype=torch.float64)
+    want = outputs_by_hand(model, 0, x)
+    found = layer_moments(model, [x], TASK, ["0"]).layers["0"].outputs
+    assert 1e-3 < float((found - want).norm() / want.norm()) < 0.3
+    many = layer_moments(model, [x] * 50, TASK, ["0"]).layers["0"].outputs
+    assert float((many - want).norm() / want.norm()) < 0.03
 
 
 def test_empty_batches_count_nothing():

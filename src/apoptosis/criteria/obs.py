@@ -14,6 +14,10 @@ is exact for the unit by itself; each alone keeps less (experiments/LOG.md). κ 
 that they have not seen and 1 where they fail (`held_out`): of few samples, or many alike, p is far too low. So the
 criterion is for networks that are repaired afterwards by `refit`; as they are cut, others keep more.
 
+What changes cost is what predictions lose, before and after both taken at temperature 2 (`curvature.loss_factors`). On
+the data that it was trained on a network is all but sure of itself, and its loss has curvature on few samples alone;
+prices of these alone keep less (experiments/LOG.md).
+
 Queries and keys meet in a product, which no refit can make good: a `qk_dim` costs ½ Γ_uu. A `head_dim` is one of these
 and a dimension of values at once, and costs both.
 """
@@ -64,7 +68,8 @@ def obs_units(  # noqa: PLR0913 - what every criterion takes, and a word on each
     task: Task | None = None,
     *,
     ridge: float = 1e-4,
-    draws: int = 1,
+    draws: int | None = None,
+    temperature: float = 2.0,
     seed: int = 0,
     micro_batch: int | None = None,
 ) -> UnitScores:
@@ -76,7 +81,9 @@ def obs_units(  # noqa: PLR0913 - what every criterion takes, and a word on each
         batches: data to score on.
         task: what a batch is and what its loss is; classification unless said.
         ridge: added to the diagonal of A, in parts of its mean.
-        draws: of labels from the network's own predictions, per sample; another loss of few outputs is exact.
+        draws: of labels from the network's own predictions, per sample; None is exact up to 32 numbers (classes ×
+            predictions) per sample, and 8 beyond. Another loss of few outputs is exact always.
+        temperature: of the predictions that changes are held against; no matter for losses other than cross-entropy.
         seed: for the draws.
         micro_batch: at most so many samples at once, to bound memory.
 
@@ -85,6 +92,7 @@ def obs_units(  # noqa: PLR0913 - what every criterion takes, and a word on each
         are `missing`.
 
     Raises:
+        ConfigError: a temperature that is no number above 0.
         ModelError: there is no such group.
     """
     task = task or Task.classification()
@@ -101,6 +109,7 @@ def obs_units(  # noqa: PLR0913 - what every criterion takes, and a word on each
             *(model, batches, task, sorted(uses)),
             gates=gates,
             draws=draws,
+            temperature=temperature,
             seed=seed,
             micro_batch=micro_batch,
         )
@@ -113,7 +122,7 @@ def obs_units(  # noqa: PLR0913 - what every criterion takes, and a word on each
     return UnitScores(
         values,
         "obs",
-        {"ridge": ridge, "draws": draws, "seed": seed},
+        {"ridge": ridge, "draws": draws, "temperature": temperature, "seed": seed},
         found.count,
         tuple(group.name for group in structure.groups if group.name not in values),
         found.loss,

@@ -7,7 +7,7 @@ For a layer y_t = W x_t + b, the same at every position t of a sample (`linear_m
 with s the gradients at the outputs for cotangents whose squares add up to the Hessian of the loss by the network's
 outputs (`loss_factors`; drawn labels, so that no labels are needed). A ⊗ S is then the layer's Gauss-Newton matrix as
 K-FAC has it: an error E of W costs about ½ tr(S E A Eᵀ). A layer with a bias reads one more input, always 1, the last.
-Of a convolution with many places A is taken from some of them, drawn at random: Σ_t is then an estimate.
+Of a convolution with many places A and S are taken from some of them, drawn at random: Σ_t is then an estimate.
 
 The Kronecker form takes positions as independent, and what is read as independent of what it costs. How far that holds
 differs between layers by orders of magnitude (ahead of a mean over all places, errors of one sign add up). So there is
@@ -37,6 +37,10 @@ from apoptosis.progress import track
 from apoptosis.task import Batch, Task, batch_size
 
 __all__ = ["LayerMoments", "Moments", "layer_moments"]
+
+FEWEST_PLACES, OUTPUTS_PER_PLACE = 64, 16
+"""Places of a sample that S is taken from, of a convolution, for each cotangent: there are several of these, and what
+they say of neighbouring places is alike. (All places of a ResNet50 cost more than its backward, in float64.)"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +82,9 @@ def layer_moments(  # noqa: PLR0913 - whose, on what, and three words on how
     layers: Iterable[str],
     *,
     gates: Sequence[Gate] = (),
-    draws: int = 1,
+    draws: int | None = None,
     seed: int = 0,
+    temperature: float = 1.0,
     micro_batch: int | None = None,
 ) -> LayerMoments:
     """Moments of layers at their first call, in the mode the model is in; nothing of it changes.
@@ -90,8 +95,9 @@ def layer_moments(  # noqa: PLR0913 - whose, on what, and three words on how
         task: what a batch is and what its loss is.
         layers: paths of linear maps (`is_linear_map`) that every batch passes.
         gates: on units that are wanted beside them.
-        draws: of labels, per sample.
+        draws: of labels, per sample; None is exact up to 32 numbers (classes × predictions) per sample, 8 beyond.
         seed: for the draws.
+        temperature: of the predictions that errors are held against (`loss_factors`).
         micro_batch: at most so many samples at once, to bound memory.
 
     Raises:
@@ -103,7 +109,7 @@ def layer_moments(  # noqa: PLR0913 - whose, on what, and three words on how
     standing = _Gates(gates)
     places = {Place(path, 0, side) for path in modules for side in ("input", "output")}
     places |= {gate.place for gate in gates}
-    factors = LossFactors(task, draws, seed)
+    factors = LossFactors(task, draws, seed, temperature)
     devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
     total = _Total()
     with contained(model), buffers_restored(model):
@@ -221,6 +227,10 @@ class _Sums:
     def add_slopes(self, pulls: Tensor, slope: Tensor, num: int) -> None:
         """Gradients of `num` samples for one cotangent: at the outputs, and times the inputs there."""
         errors = as_outputs(self._module, slope)
+        enough = max(FEWEST_PLACES, errors.shape[1] // OUTPUTS_PER_PLACE)
+        if errors.shape[2] > enough:
+            some = torch.randperm(errors.shape[2], generator=self._generator)[:enough]
+            errors = errors[:, :, some.to(errors.device)]
         positions = errors.shape[0] * errors.shape[2]
         groups = getattr(self._module, "groups", 1)
         by_group = errors.double().transpose(0, 1).reshape(groups, -1, positions)

@@ -8,6 +8,10 @@ p = softmax(z) of each row,
     sampled   b = (p − e_y) / √draws, y ~ p,  drawn for all rows of a sample at once: E[b bᵀ] is H, with no cross terms
               between rows, which are independent.
 
+A temperature T asks what a change costs of T² KL(before ‖ after) with both softmaxes at T, in the place of the loss:
+the same with p = softmax(z / T). A network that is all but sure of its data has next to no curvature there, and that of
+few samples; at T it has it in every class. As T grows all logits count alike.
+
 For any other loss H is taken from its second derivative, up to `EXACT_COLUMNS` outputs per sample: H = Q Λ Qᵀ and
 b_k = √λ_k q_k. The loss is a mean over predictions; factors here are those of the sum.
 """
@@ -39,12 +43,20 @@ class LossFactors:
     Holds the random numbers of the draws, and whether the loss was found to be the cross-entropy of its rows.
     """
 
-    def __init__(self, task: Task, draws: int | None, seed: int) -> None:
+    def __init__(self, task: Task, draws: int | None, seed: int, temperature: float = 1.0) -> None:
         """`draws`: so many, whatever it would cost to be exact; None: exact where that is cheap.
 
-        A loss that is no cross-entropy has no labels to draw, and is exact with `draws` too.
+        A loss that is no cross-entropy has no labels to draw, and is exact with `draws` too, at no temperature.
+
+        Raises:
+            ConfigError: a temperature that is no number above 0.
         """
+        if not temperature > 0:
+            raise ConfigError(
+                f"temperature={temperature!r} was asked for; it is a number above 0, or infinite."
+            )
         self._task = task
+        self._temperature = temperature
         self._draws = draws
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
@@ -56,7 +68,7 @@ class LossFactors:
             self._by_rows = _is_cross_entropy(self._task, outputs, piece)
         if self._by_rows is False and labelled:
             return self._own(outputs, piece, num)
-        return self._of_rows(_Rows.of(self._task, outputs, piece), num)
+        return self._of_rows(_Rows.of(self._task, outputs, piece, self._temperature), num)
 
     def count(self, outputs: Tensor, piece: Batch) -> int:
         """Predictions that count, where there are no labels to say so."""
@@ -109,7 +121,7 @@ class _Rows:
     counted: Tensor
 
     @classmethod
-    def of(cls, task: Task, outputs: Tensor, piece: Batch) -> "_Rows":
+    def of(cls, task: Task, outputs: Tensor, piece: Batch, temperature: float = 1.0) -> "_Rows":
         if task.rows is None:
             raise ConfigError(
                 "The curvature of the loss was asked for without labels, and the task does not say which logits make "
@@ -117,7 +129,7 @@ class _Rows:
             )
         leaf = outputs.detach().requires_grad_()
         logits, counted = task.rows(leaf, piece)
-        p = logits.detach().double().softmax(1)
+        p = (logits.detach().double() / temperature).softmax(1)
         if not bool(p.isfinite().all()):
             raise NonFiniteError(
                 "Predictions of a batch are NaN. Check its inputs for NaN, and the model's weights; in half precision "

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from apoptosis.errors import ConfigError, DataError, ModelError
+from apoptosis.frozen_norms import frozen_norms
 from apoptosis.masks import MaskPlan
 from apoptosis.progress import track
 from apoptosis.repair.reaching import shadow
@@ -91,7 +92,9 @@ class Distil:
             temperature=self.temperature,
             seed=self.seed,
         )
-        fit_(_Calm(mended), _Steps(batches, self.steps), task, options, teacher=shadow(dense))
+        steps = _Steps(batches, self.steps)
+        with frozen_norms(mended):
+            fit_(_Calm(mended), steps, task, options, teacher=shadow(dense))
         return mended
 
 
