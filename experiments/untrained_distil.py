@@ -1,15 +1,17 @@
 """What steps towards the dense network add to the repairs without training: the public narrow ResNet32, no labels.
 
-    python experiments/untrained_distil.py --cifar data/cifar10.npz --draws 0 --out untrained_distil.csv
+    python experiments/untrained_distil.py --device cuda --draws 0 1 2 --out untrained_distil.csv
 
 Channels inside blocks go by `--ways` in one step, layers and blocks are refitted on a draw of 2,000 images, as in
 `untrained.py`; then `Distil` on all training images of `--cifar`, moved and flipped at random, labels unread. The same
-columns, so `untrained_tables.py` puts the lines on the same page; seconds are those of distilling alone.
+columns, so `untrained_tables.py` puts the lines on the same page; seconds are those of distilling alone, once a few
+steps have warmed the device up.
 """
 
 import argparse
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -41,6 +43,7 @@ def networks(
         images = Batches(
             *everything.train, size=args.batch_size, shuffle_seed=draw, augmentation=MOVED
         )
+        replace(distil, steps=5)(dense, small, plan, images, None)
         start = time.perf_counter()
         small = distil(dense, small, plan, images, None)
         seconds = time.perf_counter() - start
@@ -56,7 +59,7 @@ def networks(
                 "draw": draw,
                 "way": way,
                 "removed": removed,
-                "repair": f"refit+blocks+distil:{args.steps}",
+                "repair": f"refit+blocks+distil:{args.steps}x{args.batch_size}",
                 "images": 2000,
                 **judged,
                 "choosing_s": chosen_s,
