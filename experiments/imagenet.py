@@ -86,11 +86,6 @@ class Images:
         rows = order[:count].to(self.labels.device)
         return replace(self, pixels=self.pixels[rows], labels=self.labels[rows])
 
-    def and_mirrored(self) -> "Images":
-        """Every image, and after it itself seen in a mirror: no new image, but other numbers for every layer."""
-        twice = torch.stack([self.pixels, self.pixels.flip(3)], 1).flatten(0, 1)
-        return replace(self, pixels=twice, labels=self.labels.repeat_interleave(2))
-
 
 def load_images(
     which: str,

@@ -9,13 +9,12 @@ in points, `difference_se` its standard error from the same images' differences,
 as bits in hexadecimal, so that networks can be paired with each other too.
 
 A way is criterion:steps, with `+` where the network is refitted between the steps; ahead of it `aligned/` where
-attention heads are first turned into their principal axes (the seconds of choosing have that in them), and `mirrored/`
-where scores and repairs see every image of the draw a second time, flipped. Scores of a single step are taken once for
-all budgets and kinds, and their seconds stand in the line of each. Kinds are those of groups that may shrink: `all`, or
-some, as in `channel` (ResNet50: inside blocks, and its first) and `head+hidden`. Widths are `global` (all units ranked
-together, per cost) or `uniform`. `missing` counts groups that the criterion could
-not score; they stay whole. Draws are seeds, for criteria that draw as well; with all 1,000 images nothing else differs
-between draws.
+attention heads are first turned into their principal axes (the seconds of choosing have that in them). Scores of a
+single step are taken once for all budgets and kinds, and their seconds stand in the line of each. Kinds are those of
+groups that may shrink: `all`, or some, as in `channel` (ResNet50: inside blocks, and its first) and `head+hidden`.
+Widths are `global` (all units ranked together, per cost) or `uniform`. `missing` counts groups that the criterion could
+not score; they stay whole. Draws are seeds, for criteria that draw as well; with all 1,000 images they differ by that
+and by the order, so by which images are held against which.
 
 One line per network, written when it is done; `--skip` leaves out what other files have. A refusal is a line too.
 Memory (MiB) is the most that the process ever had. A JSON file beside the lines tells options, commit and environment;
@@ -59,7 +58,7 @@ FIGURES = (
     *("accuracy", "loss", "difference", "difference_se", "macs_left", "params_left", "missing"),
     *("choosing_s", "repair_s", "peak_mib", "right", "failure"),
 )
-ALIGNED, MIRRORED = "aligned", "mirrored"
+ALIGNED = "aligned/"
 MOST_IN_STEP = 32
 """Batches: a refit of more makes a pass for each layer. Scores take small ones, for the memory of their graphs."""
 
@@ -137,14 +136,11 @@ class Choice:
 
     def __init__(self, bench: Bench, way: str, draw: int, images: int) -> None:
         self.bench = bench
-        *before, way = way.split("/")
-        self.is_aligned = ALIGNED in before
-        name, _, steps = way.partition(":")
+        self.is_aligned = way.startswith(ALIGNED)
+        name, _, steps = way.removeprefix(ALIGNED).partition(":")
         self.criterion = find_criterion(name).seeded(draw)
         self.steps, self.refits_between = int(steps.rstrip("+")), steps.endswith("+")
         self.images = bench.calibrate.draw(draw, images)
-        if MIRRORED in before:
-            self.images = self.images.and_mirrored()
         num_in_step = math.ceil(len(self.images.labels) / MOST_IN_STEP)
         self.in_step = replace(self.images, size=max(self.images.size, num_in_step))
 
