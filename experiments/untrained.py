@@ -33,7 +33,7 @@ from apoptosis.criteria import UnitScores, find_criterion
 from apoptosis.data import Batches
 from apoptosis.models import resnet32
 from apoptosis.planning import Budget, Selection, make_plan
-from apoptosis.repair import Distil, Refit, RefitBlocks, Repair, batch_norm
+from apoptosis.repair import Refit, RefitBlocks, Repair, batch_norm
 from apoptosis.structure import Plan, Structure, cut, trace
 from apoptosis.training import evaluate
 from apoptosis.workflow import prune
@@ -50,7 +50,6 @@ REPAIRS: dict[str, tuple[Repair, ...]] = {
     "consumers": (Refit(scope="consumers"),),
     "refit": (Refit(),),
     "refit+blocks": (Refit(), RefitBlocks()),
-    "refit+distil": (Refit(), Distil()),
 }
 INNER = Selection(kinds=("channel",), per="unit", floor=2)
 

@@ -88,7 +88,7 @@ def _repairs(rows: Sequence[Row]) -> Iterator[str]:
     """In the order of the table, then by steps of distilling."""
     there = {row["repair"] for row in rows}
     yield from (repair for repair in REPAIRS if repair in there)
-    yield from sorted(there - set(REPAIRS), key=lambda repair: _steps(repair)[0])
+    yield from sorted(there - set(REPAIRS), key=_steps)
 
 
 def _told(repair: str) -> str:
@@ -117,7 +117,8 @@ def _table(rows: Sequence[Row], title: str, bars: Bars) -> Iterator[str]:
         times = [_times(own, name) for name in ("choosing_s", "repair_s")]
         yield _line([way, *cells, *times])
     for label, wanted in bars.items():
-        yield _line([label, *(f"{wanted[share]:.1f}" for share in removed), "", ""])
+        told = [f"{wanted[share]:.1f}" if share in wanted else "–" for share in removed]
+        yield _line([label, *told, "", ""])
 
 
 def _times(rows: Sequence[Row], name: str) -> str:

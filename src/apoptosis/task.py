@@ -11,7 +11,8 @@ pruning and repair work for images, tokens and dictionaries alike:
 - `sample(outputs, batch, generator) -> batch`: the same batch with labels drawn from the model's own distribution;
 - `metrics(outputs, batch) -> {name: sum over the batch}`, to be divided by `count`;
 - `rows(outputs, batch) -> (logits, counted)`: one row of logits for each prediction, and which of them the loss is a
-  mean over (None: all); None where there is no such thing. Smoothed labels and distillation are made of it.
+  mean over (None: all); None where there is no such thing. Smoothed labels and distillation are made of it. Rows that
+  come sample by sample, as many of each, let curvature be exact where classes are few; of others labels are drawn.
 
 >>> task = Task.classification()
 >>> batch = (torch.zeros(6, 2), torch.tensor([0, 1, 1, 0, 1, 0]))

@@ -94,12 +94,12 @@ def test_all_prices_add_up_to_the_loss_of_reading_nothing():
 def test_a_temperature_is_a_network_with_smaller_logits(temperature):
     """T² times the prices of the network whose head gives z / T."""
     model, x = mlp(), inputs()
-    cooler = copy.deepcopy(model)
+    flatter = copy.deepcopy(model)
     with torch.no_grad():
-        for parameter in cooler[4].parameters():
+        for parameter in flatter[4].parameters():
             parameter /= temperature
     found = obs_units(model, trace(model, x[:1]), [x], temperature=temperature).values
-    plain = obs_units(cooler, trace(cooler, x[:1]), [x], temperature=1.0).values
+    plain = obs_units(flatter, trace(flatter, x[:1]), [x], temperature=1.0).values
     assert set(found) == {"0", "2"}
     for name, own in found.items():
         torch.testing.assert_close(own, temperature**2 * plain[name])
@@ -342,6 +342,17 @@ def test_what_nobody_could_refit_is_refused():
     model, x = Program(), torch.randn(6, 4)
     with pytest.raises(ModelError, match="No group is read by linear layers alone"):
         obs_units(model, trace(model, x[:1]), [x])
+
+
+def test_predictions_are_taken_at_temperature_two_unless_one_says_otherwise():
+    model, x = mlp(), inputs()
+    structure = trace(model, x[:1])
+    plain = obs_units(model, structure, [x])
+    asked = obs_units(model, structure, [x], temperature=2.0, draws=None)
+    assert (plain.options["temperature"], plain.options["draws"]) == (2.0, None)
+    assert all(torch.equal(own, asked.values[name]) for name, own in plain.values.items())
+    other = obs_units(model, structure, [x], temperature=1.0)
+    assert not torch.equal(other.values["0"], plain.values["0"])
 
 
 def test_it_stands_in_the_table():

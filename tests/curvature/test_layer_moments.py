@@ -1,6 +1,7 @@
 """Moments of layers against sums over samples, positions and classes, written out."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -117,7 +118,7 @@ def test_a_loss_that_is_no_cross_entropy_has_no_temperature():
     assert torch.equal(plain.outputs, heated.outputs)
 
 
-@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, "2"])
 def test_temperatures_that_nobody_can_mean_are_refused(temperature):
     with pytest.raises(ConfigError, match="a number above 0"):
         layer_moments(small_net(), [data()], TASK, ["2"], temperature=temperature)
@@ -275,15 +276,75 @@ def test_places_that_are_drawn_stand_for_all():
 
 
 def test_places_of_gradients_are_drawn_anew_for_every_cotangent():
-    """100 places, all different: 64 of them at a time are near the mean over all, with draws nearer."""
+    """100 places, all different, 64 at a time: of many cotangents S is that of all places, not of some 64."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(300, 3)).double()
-    x = torch.randn(4, 2, 12, 12, dtype=torch.float64)
+    x = torch.randn(1, 2, 12, 12, dtype=torch.float64)
     want = outputs_by_hand(model, 0, x)
-    found = layer_moments(model, [x], TASK, ["0"]).layers["0"].outputs
-    assert 1e-3 < float((found - want).norm() / want.norm()) < 0.3
-    many = layer_moments(model, [x] * 50, TASK, ["0"]).layers["0"].outputs
-    assert float((many - want).norm() / want.norm()) < 0.03
+    found = layer_moments(model, [x], TASK, ["0"], draws=3000).layers["0"].outputs
+    assert float((found - want).norm() / want.norm()) < 0.02
+    few = layer_moments(model, [x], TASK, ["0"]).layers["0"].outputs
+    assert float((few - want).norm() / want.norm()) > 0.05
+
+
+def test_how_many_labels_are_drawn_does_not_change_what_is_read():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double()
+    x = torch.randn(4, 2, 12, 12, dtype=torch.float64)
+    once, often = (layer_moments(model, [x], TASK, ["0"], draws=n).layers["0"] for n in (1, 9))
+    assert torch.equal(once.inputs, often.inputs)
+
+
+def many_classes(seed: int = 0) -> nn.Module:
+    """More than 32, so that labels are drawn."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 40)).double()
+
+
+@pytest.mark.parametrize("sizes", [(5, 7), (1, 11), (4, 0, 8)], ids=str)
+def test_drawn_labels_do_not_depend_on_how_data_are_cut(sizes):
+    model, x = many_classes(), torch.randn(12, 4, dtype=torch.float64)
+    whole = layer_moments(model, [x], TASK, ["2"]).layers["2"]
+    parts = layer_moments(model, list(x.split(sizes)), TASK, ["2"]).layers["2"]
+    torch.testing.assert_close(parts.outputs, whole.outputs)
+    torch.testing.assert_close(parts.gates, whole.gates)
+    pieces = layer_moments(model, [x], TASK, ["2"], micro_batch=5).layers["2"]
+    torch.testing.assert_close(pieces.outputs, whole.outputs)
+
+
+def test_rows_that_a_task_leaves_out_are_never_taken_for_others():
+    """Two positions of each sample, those of the second do not count: marked as such, or not among the rows at all."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    x, counted = torch.randn(2, 2, 3).double(), torch.tensor([True, True, False, False])
+    marked = replace(TASK, rows=lambda outputs, _: (outputs.flatten(0, 1), counted))
+    left_out = replace(TASK, rows=lambda outputs, _: (outputs.flatten(0, 1)[counted], None))
+    want = layer_moments(model, [x], marked, ["2"]).layers["2"]
+    drawn = [
+        layer_moments(model, [x], left_out, ["2"], seed=seed).layers["2"] for seed in range(100)
+    ]
+    for name in ("outputs", "gates"):
+        own, mean = getattr(want, name), sum(getattr(found, name) for found in drawn) / len(drawn)
+        assert float((mean - own).norm() / own.norm()) < 0.1  # 0.5 and more if taken for others
+
+
+@pytest.mark.parametrize("draws", [0, -1, 2.5, "8"])
+def test_draws_that_nobody_can_mean_are_refused(draws):
+    with pytest.raises(ConfigError, match="a number from 1 on"):
+        layer_moments(small_net(), [data()], TASK, ["2"], draws=draws)
+
+
+def test_classes_that_a_network_rules_out_stay_out_at_any_temperature():
+    class Ruled(nn.Module):
+        def forward(self, x):
+            return torch.where(torch.tensor([True, True, False]), x, -torch.inf)
+
+    model, (x, y) = small_net().append(Ruled()), data()
+    for temperature in (1.0, 2.0, math.inf):
+        found = layer_moments(model, [(x, y % 2)], TASK, ["5"], temperature=temperature).layers["5"]
+        assert found.outputs.isfinite().all()
+        assert found.outputs[0, :2, :2].any()
+        assert not found.outputs[0, 2].any()
 
 
 def test_empty_batches_count_nothing():

@@ -15,8 +15,8 @@ that they have not seen and 1 where they fail (`held_out`): of few samples, or m
 criterion is for networks that are repaired afterwards by `refit`; as they are cut, others keep more.
 
 What changes cost is what predictions lose, before and after both taken at temperature 2 (`curvature.loss_factors`). On
-the data that it was trained on a network is all but sure of itself, and its loss has curvature on few samples alone;
-prices of these alone keep less (experiments/LOG.md).
+the data that it was trained on a network is all but sure of itself, and its loss has curvature on few samples alone.
+Two is between what is best for such networks and what is best for those that are not (experiments/LOG.md).
 
 Queries and keys meet in a product, which no refit can make good: a `qk_dim` costs ½ Γ_uu. A `head_dim` is one of these
 and a dimension of values at once, and costs both.
@@ -83,7 +83,8 @@ def obs_units(  # noqa: PLR0913 - what every criterion takes, and a word on each
         ridge: added to the diagonal of A, in parts of its mean.
         draws: of labels from the network's own predictions, per sample; None is exact up to 32 numbers (classes ×
             predictions) per sample, and 8 beyond. Another loss of few outputs is exact always.
-        temperature: of the predictions that changes are held against; no matter for losses other than cross-entropy.
+        temperature: of the predictions that changes are held against; no matter where the labels show that the loss is
+            no cross-entropy.
         seed: for the draws.
         micro_batch: at most so many samples at once, to bound memory.
 

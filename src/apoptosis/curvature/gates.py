@@ -27,7 +27,7 @@ from apoptosis.curvature.activations import Watched, gradients_at, watched
 from apoptosis.curvature.containment import contained
 from apoptosis.curvature.gate_sums import Gate, GateCurvature, GateSums
 from apoptosis.curvature.gradient import buffers_restored
-from apoptosis.curvature.loss_factors import LossFactors
+from apoptosis.curvature.loss_factors import LossFactors, check_draws
 from apoptosis.curvature.problem import check_devices, constant, pieces, start_backward
 from apoptosis.curvature.switches import Kind, Switches
 from apoptosis.errors import ConfigError, DataError
@@ -62,8 +62,7 @@ class GateOptions:
             raise ConfigError(
                 f"form={self.form!r} was asked for; there are {', '.join(GATE_FORMS)}."
             )
-        if self.draws is not None and (not isinstance(self.draws, int) or self.draws < 1):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"draws={self.draws!r} was asked for; it is a number from 1 on.")
+        check_draws(self.draws)
 
 
 def gate_curvature(

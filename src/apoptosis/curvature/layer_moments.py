@@ -7,7 +7,7 @@ For a layer y_t = W x_t + b, the same at every position t of a sample (`linear_m
 with s the gradients at the outputs for cotangents whose squares add up to the Hessian of the loss by the network's
 outputs (`loss_factors`; drawn labels, so that no labels are needed). A ⊗ S is then the layer's Gauss-Newton matrix as
 K-FAC has it: an error E of W costs about ½ tr(S E A Eᵀ). A layer with a bias reads one more input, always 1, the last.
-Of a convolution with many places A and S are taken from some of them, drawn at random: Σ_t is then an estimate.
+Of a convolution with many places A and S are taken from some, drawn at random: Σ_t and mean_t are then estimates.
 
 The Kronecker form takes positions as independent, and what is read as independent of what it costs. How far that holds
 differs between layers by orders of magnitude (ahead of a mean over all places, errors of one sign add up). So there is
@@ -29,7 +29,13 @@ from apoptosis.curvature.containment import contained
 from apoptosis.curvature.gate_sums import Gate, GateSums
 from apoptosis.curvature.gradient import buffers_restored
 from apoptosis.curvature.grams import Gram
-from apoptosis.curvature.linear_maps import as_inputs, as_outputs, enough_places, pairs
+from apoptosis.curvature.linear_maps import (
+    FEWEST_PLACES,
+    as_inputs,
+    as_outputs,
+    enough_places,
+    pairs,
+)
 from apoptosis.curvature.loss_factors import LossFactors
 from apoptosis.curvature.problem import check_devices, constant, pieces
 from apoptosis.errors import DataError, NonFiniteError
@@ -37,10 +43,6 @@ from apoptosis.progress import track
 from apoptosis.task import Batch, Task, batch_size
 
 __all__ = ["LayerMoments", "Moments", "layer_moments"]
-
-FEWEST_PLACES, OUTPUTS_PER_PLACE = 64, 16
-"""Places of a sample that S is taken from, of a convolution, for each cotangent: there are several of these, and what
-they say of neighbouring places is alike. (All places of a ResNet50 cost more than its backward, in float64.)"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +77,7 @@ class LayerMoments:
     count: int
 
 
-def layer_moments(  # noqa: PLR0913 - whose, on what, and three words on how
+def layer_moments(  # noqa: PLR0913 - whose, on what, and a word on each choice
     model: nn.Module,
     batches: Iterable[Batch],
     task: Task,
@@ -206,7 +208,7 @@ class _Sums:
 
     def __init__(self, module: nn.Module) -> None:
         self._module: Any = module
-        self._generator = torch.Generator().manual_seed(0)
+        self._of_inputs, self._of_slopes = (torch.Generator().manual_seed(0) for _ in range(2))
         self._inputs, self._outputs, self._gates = (Gram(), Gram()), Gram(), Gram()
         self._num_samples = 0
 
@@ -221,15 +223,14 @@ class _Sums:
         for number, half in enumerate(self._inputs):
             own = (inputs[halves == number], errors[halves == number])
             if len(own[0]):
-                for columns, _ in pairs(self._module, *own, generator=self._generator):
+                for columns, _ in pairs(self._module, *own, generator=self._of_inputs):
                     half.add_(columns, factor)
 
     def add_slopes(self, pulls: Tensor, slope: Tensor, num: int) -> None:
         """Gradients of `num` samples for one cotangent: at the outputs, and times the inputs there."""
         errors = as_outputs(self._module, slope)
-        enough = max(FEWEST_PLACES, errors.shape[1] // OUTPUTS_PER_PLACE)
-        if errors.shape[2] > enough:
-            some = torch.randperm(errors.shape[2], generator=self._generator)[:enough]
+        if errors.shape[2] > FEWEST_PLACES:  # all of a ResNet50's cost more than its backward
+            some = torch.randperm(errors.shape[2], generator=self._of_slopes)[:FEWEST_PLACES]
             errors = errors[:, :, some.to(errors.device)]
         positions = errors.shape[0] * errors.shape[2]
         groups = getattr(self._module, "groups", 1)

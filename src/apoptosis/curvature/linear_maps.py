@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 __all__ = [
+    "FEWEST_PLACES",
     "add_",
     "as_inputs",
     "as_matrix",

@@ -4,7 +4,8 @@ A backward with the cotangents b_1k … b_Nk serves all samples at once: what is
 Where the task shows its predictions as rows of logits (`task.rows`) and the loss is their cross-entropy, with
 p = softmax(z) of each row,
 
-    exact     b_k = √p_k (e_k − p),           one k per class and row:  Σ_k b_k b_kᵀ = diag p − p pᵀ, no labels needed;
+    exact     b_k = √p_k (e_k − p),           one k per class and row:  Σ_k b_k b_kᵀ = diag p − p pᵀ, no labels needed,
+              where rows come sample by sample, as many of each;
     sampled   b = (p − e_y) / √draws, y ~ p,  drawn for all rows of a sample at once: E[b bᵀ] is H, with no cross terms
               between rows, which are independent.
 
@@ -27,7 +28,7 @@ from apoptosis.curvature.switches import KINDS
 from apoptosis.errors import ConfigError, LossError, NonFiniteError
 from apoptosis.task import Batch, Task
 
-__all__ = ["EXACT_COLUMNS", "DEFAULT_DRAWS", "LossFactors"]
+__all__ = ["DEFAULT_DRAWS", "EXACT_COLUMNS", "LossFactors", "check_draws"]
 
 EXACT_COLUMNS = 32
 """Exact factors up to so many numbers (classes × predictions) per sample: each costs a backward."""
@@ -49,9 +50,10 @@ class LossFactors:
         A loss that is no cross-entropy has no labels to draw, and is exact with `draws` too, at no temperature.
 
         Raises:
-            ConfigError: a temperature that is no number above 0.
+            ConfigError: a temperature or draws that nobody can mean.
         """
-        if not temperature > 0:
+        check_draws(draws)
+        if not isinstance(temperature, (int, float)) or not temperature > 0:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
                 f"temperature={temperature!r} was asked for; it is a number above 0, or infinite."
             )
@@ -77,13 +79,14 @@ class LossFactors:
 
     def _of_rows(self, rows: "_Rows", num: int) -> Iterator[Tensor]:
         num_rows, num_classes = rows.p.shape
-        each = num_rows // num if num_rows % num == 0 else num_rows
-        if self._draws is None and each * num_classes <= EXACT_COLUMNS:
-            yield from rows.exact(each)
+        if (
+            self._draws is None
+            and num_rows * num_classes <= EXACT_COLUMNS * num
+            and rows.come_by_sample(num)
+        ):
+            yield from rows.exact(num_rows // num)
         else:
-            draws = self._draws or DEFAULT_DRAWS
-            for _ in range(draws):
-                yield rows.drawn(self._generator(rows.p.device)) / draws**0.5
+            yield from rows.drawn(self._draws or DEFAULT_DRAWS, self._generator(rows.p.device))
 
     def _generator(self, device: torch.device) -> torch.Generator:
         if device not in self._generators:
@@ -129,7 +132,8 @@ class _Rows:
             )
         leaf = outputs.detach().requires_grad_()
         logits, counted = task.rows(leaf, piece)
-        p = (logits.detach().double() / temperature).softmax(1)
+        wide = logits.detach().double()
+        p = torch.where(wide.isinf(), wide, wide / temperature).softmax(1)
         if not bool(p.isfinite().all()):
             raise NonFiniteError(
                 "Predictions of a batch are NaN. Check its inputs for NaN, and the model's weights; in half precision "
@@ -147,12 +151,25 @@ class _Rows:
                 column[:, k] += root[:, k]
                 yield self._pulled(column)
 
-    def drawn(self, generator: torch.Generator) -> Tensor:
-        """p − e_y of all rows."""
-        labels = torch.multinomial(self.p, 1, generator=generator)
-        return self._pulled(
-            self.counted[:, None] * (self.p - torch.zeros_like(self.p).scatter_(1, labels, 1.0))
+    def drawn(self, draws: int, generator: torch.Generator) -> Iterator[Tensor]:
+        """(p − e_y) / √draws of all rows, with the draws of a row one after the other, however data are cut."""
+        labels = torch.multinomial(self.p, draws, replacement=True, generator=generator)
+        factor = self.counted[:, None] / draws**0.5
+        for drawn in labels.split(1, 1):
+            yield self._pulled(factor * (self.p - torch.zeros_like(self.p).scatter_(1, drawn, 1.0)))
+
+    def come_by_sample(self, num: int) -> bool:
+        """Whether rows come sample by sample, as many of each: tasks may leave out rows that do not count."""
+        if len(self.p) % num or self.leaf.numel() % num:
+            return False
+        numbers = torch.arange(1, num + 1, device=self.p.device).to(self.logits)
+        ones = torch.ones_like(self.logits)
+        of_rows = numbers.repeat_interleave(len(self.p) // num)[:, None] * ones
+        plain, told = (
+            torch.autograd.grad(self.logits, self.leaf, own, retain_graph=True)[0].reshape(num, -1)
+            for own in (ones, of_rows)
         )
+        return torch.allclose(told, plain * numbers[:, None])
 
     def times_hessian(self, change: Tensor) -> Tensor:
         """(diag p − p pᵀ) v of all rows that count, for a change v (rows, classes)."""
@@ -164,6 +181,16 @@ class _Rows:
         return torch.autograd.grad(
             self.logits, self.leaf, column.to(self.logits.dtype), retain_graph=True
         )[0]
+
+
+def check_draws(draws: int | None) -> None:
+    """Refuse what is no number of draws.
+
+    Raises:
+        ConfigError: it is neither None nor a whole number from 1 on.
+    """
+    if draws is not None and (not isinstance(draws, int) or draws < 1):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"draws={draws!r} was asked for; it is a number from 1 on.")
 
 
 def _hessians(task: Task, outputs: Tensor, piece: Batch, num: int) -> Tensor:

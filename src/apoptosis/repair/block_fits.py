@@ -27,7 +27,6 @@ from torch.utils._pytree import tree_map_only
 
 from apoptosis.curvature.linear_maps import as_matrix, output_dim
 from apoptosis.errors import NonFiniteError
-from apoptosis.frozen_norms import frozen_norms
 from apoptosis.masks import masks_of
 from apoptosis.passing import passing
 from apoptosis.repair.blocks import Block, within
@@ -76,8 +75,7 @@ def fit_block_(
     try:
         for name in sides.leaking(unknowns, samples[0]):
             del unknowns[name]
-        with frozen_norms(sides.small):
-            found = _descended(sides, unknowns, samples, descent)
+        found = _descended(sides, unknowns, samples, descent)
     except torch.OutOfMemoryError:
         raise
     except (

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from apoptosis.errors import ConfigError, DataError, ModelError
-from apoptosis.frozen_norms import frozen_norms
 from apoptosis.masks import MaskPlan
 from apoptosis.progress import track
 from apoptosis.repair.reaching import shadow
@@ -92,9 +91,7 @@ class Distil:
             temperature=self.temperature,
             seed=self.seed,
         )
-        steps = _Steps(batches, self.steps)
-        with frozen_norms(mended):
-            fit_(_Calm(mended), steps, task, options, teacher=shadow(dense))
+        fit_(_Calm(mended), _Steps(batches, self.steps), task, options, teacher=shadow(dense))
         return mended
 
 
