@@ -29,7 +29,6 @@ def passing(module: nn.Module, side: str, see: Callable[[Any], Any]) -> Iterator
     >>> double(21)
     21
     """
-
     assert side in ("input", "output"), f"no side of a module is called {side!r}"
 
     def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
