@@ -285,7 +285,9 @@ def test_other_choices_reach_the_library(own, tmp_path):
 
 
 def test_a_task_of_ones_own_is_used(own, tmp_path):
-    done(prune(own, "--keep-flops", "0.6", "--out", tmp_path / "w", data="squares"))
+    text = done(prune(own, "--keep-flops", "0.6", "--out", tmp_path / "w", data="squares"))
+    assert "obs was not used, though it is the default" in text  # it shows no predictions
+    assert UNREPAIRED not in text
     names: dict = {}
     exec(own.read_text(), names)
     loss = torch.nn.functional.mse_loss(names["make"]().eval()(torch.ones(8, 4)), torch.ones(8, 3))
@@ -385,6 +387,7 @@ UNREPAIRED = "--repair refit gives its layers new weights by least squares, with
 
 def test_a_network_that_nothing_has_mended_is_remarked_on(half, own, tmp_path):
     assert UNREPAIRED not in half[0]  # refitted unless said otherwise
+    assert "was not used" not in half[0]
     arguments = ("--keep-flops", "0.5", "--out", tmp_path / "half")
     assert done(prune(own, *arguments, "--repair", "none")).count(UNREPAIRED) == 1
     assert done(prune(own, *arguments, "--criterion", "oba")).count(UNREPAIRED) == 1

@@ -33,12 +33,18 @@ from apoptosis.planning import Budget, Selection, check_reachable
 from apoptosis.records import Outcome
 from apoptosis.structure import Group, Plan, Structure
 from apoptosis.task import Task
-from apoptosis.workflow import DEFAULT_CRITERION, choose_criterion, settled
+from apoptosis.workflow import DEFAULT_CRITERION, FALLBACK_CRITERION, choose_criterion, settled
 
 __all__ = ["DryRun", "PruneResult", "show_dry_run", "show_result"]
 
 UNREPAIRED = (
     "What is left was trained to work with what is gone. --repair refit gives its layers new weights by least squares, "
+    "without labels."
+)
+FELL_BACK = (
+    f"{DEFAULT_CRITERION} was not used, though it is the default: it prices too little of this network for such a "
+    "budget, or the task does not show its predictions. "
+    f"--criterion {DEFAULT_CRITERION} says how far it gets; --repair refit or --repair distil may mend what is left, "
     "without labels."
 )
 
@@ -69,7 +75,13 @@ class PruneResult:
             and not self.outcome.settings["repair"]
             and not self.outcome.settings["repair_left_out"]
             and self.outcome.plan.delivery == "module"
+            and not self.fell_back
         )
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether nobody chose the criterion, and the default could not be used."""
+        return _fell_back(self.options, self.outcome.settings["criterion"])
 
     def as_data(self) -> dict[str, Any]:
         """Everything the tables show, and the steps, as plain data."""
@@ -195,6 +207,8 @@ def show_result(result: PruneResult, console: Console) -> None:
     console.print(Text(f"\n{_delivered(outcome)}"))
     if result.could_be_refitted:
         console.print(Text(UNREPAIRED), soft_wrap=True)
+    if result.fell_back:
+        console.print(Text(FELL_BACK), soft_wrap=True)
     for line in _head_lines(outcome.settings):
         console.print(Text(line), soft_wrap=True)
     for name, why in outcome.settings["repair_left_out"].items():
@@ -217,6 +231,8 @@ def show_dry_run(dry: DryRun, console: Console) -> None:
             "Nothing was scored or written.\n",
         )
     )
+    if _fell_back(options, dry.criterion.name):
+        console.print(Text(f"{FELL_BACK}\n"), soft_wrap=True)
     table = plain_table(("", "left"), ("asked", "right"), ("lowest", "right"), ("dense", "right"))
     for name, dense in dry.dense.items():
         asked = f"{dry.asked[name]:.1%}" if name in dry.asked else "–"
@@ -243,6 +259,11 @@ def next_command(result: PruneResult) -> tuple[str, str]:
     other = "magnitude-l2" if used != "magnitude-l2" else DEFAULT_CRITERION
     line = asked.line(criterion=other, out=beside(options.out, other))
     return line, "how much of this was the criterion?"
+
+
+def _fell_back(options: PruneOptions, criterion: str) -> bool:
+    said = options.asked_criterion is not None or options.aggregation is not None
+    return not said and criterion == FALLBACK_CRITERION
 
 
 def _mended(repair: tuple[str, ...]) -> str:
