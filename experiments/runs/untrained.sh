@@ -9,5 +9,5 @@ $RUN --ways $WAYS --repairs $REPAIRS --of macs --removed 0.5 0.7 --network wide 
 apoptosis train experiments/small_vit.py:make --data experiments/small_vit.py:batches --optimizer adamw \
     --learning-rate 0.002 --weight-decay 0.05 --epochs 10 --out data/small_vit
 $RUN --ways aligned/obs:1 $WAYS --repairs $REPAIRS --of macs --removed 0.5 0.7 --network small_vit --weights data --out ${RES}_macs_vit.csv
-python experiments/untrained_distil.py --device cuda --draws 0 1 2 --out ${RES}_distil.csv
+python experiments/untrained_distil.py --device cuda --draws 0 1 2 --ways $WAYS --out ${RES}_distil.csv
 python experiments/untrained_tables.py
