@@ -16,9 +16,11 @@ from apoptosis.repair import REPAIRS, Refit, batch_norm
 from apoptosis.structure import trace
 from apoptosis.task import Task
 from apoptosis.workflow import choose_criterion, settled
+from apoptosis.workflow.pruning import _Mends
 from oracles.shrinking import small_case
 
 HALF = Budget(flops=0.5)
+BOTH = (REPAIRS["refit"], REPAIRS["refit_blocks"])
 
 
 def said(outcome) -> tuple[str, int, list[str]]:
@@ -79,7 +81,9 @@ def test_where_too_little_can_be_priced_it_is_oba():
 
     assert chosen(Raw(), X) == "oba"
     labelled = [(X, torch.arange(40) % 3)]
-    assert said(ap.prune(Raw(), labelled, HALF)) == ("oba", 20, [])
+    outcome = ap.prune(Raw(), labelled, HALF)
+    assert said(outcome) == ("oba", 20, [])
+    assert set(outcome.settings["repair_left_out"]) == {str(own) for own in BOTH}  # no layers
 
 
 def test_what_little_can_be_priced_is_not_crushed():
@@ -115,8 +119,30 @@ def test_a_task_that_shows_no_predictions_gets_oba():
         loss=lambda outputs, batch: nn.functional.mse_loss(outputs, batch[1]),
     )
     assert chosen(mlp(), X, task=task) == "oba"
-    outcome = ap.prune(mlp(), [(X, torch.randn(40, 3))], HALF, task, steps=2)
-    assert said(outcome) == ("oba", 2, [])
+    batches = [(X, torch.randn(40, 3))]
+    outcome = ap.prune(mlp(), batches, HALF, task, steps=2)
+    assert said(outcome) == ("oba", 2, [str(own) for own in BOTH])
+    unrepaired = ap.prune(mlp(), batches, HALF, task, steps=2, repair=[])
+    assert outcome.plan.counts() == unrepaired.plan.counts()
+    dense, loss = mlp(), nn.functional.mse_loss
+    with torch.no_grad():
+        mended, left = (loss(own.model(X), dense(X)) for own in (outcome, unrepaired))
+    assert mended < left
+
+
+def test_a_program_on_the_way_is_no_reason_to_leave_a_repair_out():
+    """Widths that the code cannot run in one step may be those it can run in the next."""
+    case = small_case("hard coded")
+    model, x = case.model(), case.inputs(8)
+    plan = ap.prune(model, [(x, None)], Budget(params=0.8), repair=[]).plan
+    program = ap.cut(model, plan)
+    mends = _Mends(model, [Refit()], [x], Task.classification(), were_asked_for=False)
+    mends.check(program)
+    assert mends.repairs == [Refit()]
+    assert mends(program, plan) is program
+    assert list(mends.left_out) == [str(Refit())]
+    with pytest.raises(ModelError, match="delivered as a program"):
+        replace(mends, repairs=[Refit()], were_asked_for=True).check(program)
 
 
 def test_a_program_is_not_refitted_unless_asked_for_by_name():

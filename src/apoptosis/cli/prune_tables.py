@@ -44,8 +44,7 @@ UNREPAIRED = (
 FELL_BACK = (
     f"{DEFAULT_CRITERION} was not used, though it is the default: it prices too little of this network for such a "
     "budget, or the task does not show its predictions. "
-    f"--criterion {DEFAULT_CRITERION} says how far it gets; --repair refit or --repair distil may mend what is left, "
-    "without labels."
+    f"--criterion {DEFAULT_CRITERION} says how far it gets; --repair distil may mend what a refit cannot."
 )
 
 
@@ -75,7 +74,6 @@ class PruneResult:
             and not self.outcome.settings["repair"]
             and not self.outcome.settings["repair_left_out"]
             and self.outcome.plan.delivery == "module"
-            and not self.fell_back
         )
 
     @property
@@ -143,7 +141,9 @@ class DryRun:
             subject.data.task or Task.classification(),
             aggregation=options.aggregation,
         )
-        how, steps, repair = settled(name, options.asked_steps, options.repair)
+        how, steps, repair = settled(
+            *(name, options.asked_steps, options.repair), by_itself=_by_itself(options)
+        )
         return DryRun(
             options,
             structure,
@@ -261,9 +261,13 @@ def next_command(result: PruneResult) -> tuple[str, str]:
     return line, "how much of this was the criterion?"
 
 
+def _by_itself(options: PruneOptions) -> bool:
+    """Whether nobody said which criterion, nor how its scores are gathered."""
+    return options.asked_criterion is None and options.aggregation is None
+
+
 def _fell_back(options: PruneOptions, criterion: str) -> bool:
-    said = options.asked_criterion is not None or options.aggregation is not None
-    return not said and criterion == FALLBACK_CRITERION
+    return _by_itself(options) and criterion == FALLBACK_CRITERION
 
 
 def _mended(repair: tuple[str, ...]) -> str:

@@ -3,7 +3,7 @@
 `obs` in one step, then a refit of layers and one of blocks: it reads no labels, prices units as they cost once the rest
 has been refitted, and kept most of all networks that were measured without training. It prices what linear layers
 read. Where too little of a network is that to meet the budget, or the task does not show its predictions, `oba` in many
-steps is taken: it scores whatever has parameters.
+steps is taken: it scores whatever has parameters. The repairs follow either way, where there are layers to refit.
 """
 
 import re
@@ -61,15 +61,21 @@ def _is_reachable(
 
 
 def settled(
-    criterion: Criterion | str, steps: int | None, repair: Iterable[Repair | str] | None
+    criterion: Criterion | str,
+    steps: int | None,
+    repair: Iterable[Repair | str] | None,
+    *,
+    by_itself: bool = False,
 ) -> tuple[Criterion, int, tuple[Repair | str, ...]]:
-    """The criterion, and how often and with what repair: as asked, or as is good for it."""
+    """The criterion, and how often and with what repair: as asked, or as is good for it.
+
+    Where nobody chose the criterion (`by_itself`) the network is repaired as after the default one, whoever it is: a
+    refit brings most of what was lost back after any of them.
+    """
     how = criterion if isinstance(criterion, Criterion) else find_criterion(criterion)
-    return (
-        how,
-        how.steps if steps is None else steps,
-        how.repair if repair is None else tuple(repair),
-    )
+    if repair is None:
+        repair = find_criterion(DEFAULT_CRITERION).repair if by_itself else how.repair
+    return how, how.steps if steps is None else steps, tuple(repair)
 
 
 def name_of(repair: Repair) -> str:

@@ -82,8 +82,8 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
             that what their dimensions carry lies in few of them. The plan is then one for the turned network,
             `outcome.dense`. Unless given, for `obs`.
         repair: what to do with the network afterwards, in this order; unless given, a refit of layers and of blocks
-            after `obs`, which counts on it, where the network is delivered as modules whose numbers are finite, and
-            nothing after others. Give `[]` for nothing.
+            after `obs`, which counts on it, and where no criterion is given, if the network is delivered as modules
+            whose numbers are finite; nothing after others. Give `[]` for nothing.
         repair_between: repair after every step, so that the next one scores a network that works.
         example_inputs: what to trace the model with; the first sample of the batches unless given. MACs are counted for
             these.
@@ -126,7 +126,8 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     criterion = told.criterion or choose_criterion(
         model, dense, budget, selection, task, aggregation=aggregation
     )
-    how, steps, repairs = settled(criterion, told.steps, told.repair)
+    by_itself = told.criterion is None and aggregation is None
+    how, steps, repairs = settled(criterion, told.steps, told.repair, by_itself=by_itself)
     align = how.align if told.align is None else told.align
     mends = _Mends(model, find_repairs(repairs), batches, task, told.insists)
     settings: dict[str, Any] = {
@@ -244,13 +245,13 @@ class _Mends:
         return small
 
     def check(self, small: nn.Module) -> None:
-        """Refuse, before more work is done, what a repair that can tell would refuse at the end."""
-        for mend in list(self.repairs):
+        """Refuse, before more work is done, what a repair that was asked for and can tell would refuse at the end.
+
+        Others wait until then: a network that is a program on the way may end as modules.
+        """
+        for mend in self.repairs if self.were_asked_for else ():
             if callable(check := getattr(mend, "check", None)):
-                try:
-                    check(self.dense, small)
-                except ModelError as error:
-                    self._leave_out(mend, error)
+                check(self.dense, small)
 
     def spared(
         self, dense: Structure, units: UnitScores, budget: Budget, selection: Selection
