@@ -14,35 +14,12 @@ from apoptosis.errors import ConfigError, DataError, ModelError, NonFiniteError
 from apoptosis.masks import MaskPlan, mask, masks_of
 from apoptosis.models import digits_cnn
 from apoptosis.repair import REPAIRS, Refit, RefitBlocks, batch_norm, find_repairs, lockstep
-from apoptosis.structure import Plan, cut, trace
+from apoptosis.structure import cut, trace
 from oracles.building import Net, built
 from oracles.masked_networks import random_masks
+from oracles.refitted import error, halved, normal
 from oracles.shrinking import hard_coded
 from oracles.untouched import Snapshot
-
-
-@pytest.fixture(params=["in step", "by passes"])
-def way(request, monkeypatch) -> str:
-    if request.param == "by passes":
-        monkeypatch.setattr(lockstep, "MOST_BATCHES", 0)
-    return request.param
-
-
-def normal(*shape: int, seed: int = 7) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
-def halved(model: nn.Module, x: Tensor, *names: str) -> tuple[Plan, nn.Module]:
-    structure = trace(model, x[:2])
-    groups = [g for g in structure.groups if g.name in names or (not names and g.exact)]
-    plan = structure.plan({g.name: range((g.size + 1) // 2) for g in groups})
-    return plan, cut(model, plan)
-
-
-def error(small: nn.Module, dense: nn.Module, x: Tensor) -> float:
-    with torch.no_grad():
-        return float((small.eval()(x) - dense.eval()(x)).square().mean())
 
 
 class Branch(nn.Module):
