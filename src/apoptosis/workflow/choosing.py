@@ -1,9 +1,9 @@
 """What an expert would ask for: criterion, steps and repair where nothing is said (docs/choosing.md argues for it).
 
 `obs` in one step, then a refit of layers and one of blocks: it reads no labels, prices units as they cost once the rest
-has been refitted, and kept most of all networks that were measured without training. It prices what linear layers
-read. Where too little of a network is that to meet the budget, or the task does not show its predictions, `oba` in many
-steps is taken: it scores whatever has parameters. The repairs follow either way, where there are layers to refit.
+has been refitted, and kept most of nearly all networks that were measured without training. It prices what linear
+layers read. Where too little of a network is that to meet the budget, or the task does not show its predictions, `oba`
+in many steps is taken: it scores whatever has parameters. The repairs follow either way, if there are layers to refit.
 """
 
 import re
