@@ -41,7 +41,7 @@ __all__ = [
 
 ROUNDING = 1e-12  # float64, sums of at most a few hundred terms of order one
 UNDEFINED = ("empty", "new_empty")
-UNCOUNTED = {"mv", "dot", "outer", "ger", "bilinear"}
+UNCOUNTED = {"mv", "dot", "outer", "ger", "bilinear", "linalg_vecdot", "addbmm", "addmv", "addr"}
 """Products that torch's counter does not know; nor does it vectors and what sums over nothing, or over one index."""
 
 Kept = dict[Axis, Indices]
@@ -109,7 +109,7 @@ class Trial:
 
     def run(self, tensors: Mapping[Value, Tensor]) -> list[Tensor]:
         """The results that are read, on other tensors of the same shapes."""
-        result = self.call.op(**map_values(self.call.arguments, tensors.__getitem__))
+        result = self.call.op(**map_values(self.call.arguments, lambda v: tensors[v].clone()))
         return tensors_in(result)[: self.sample.read]
 
     def cut(self, kept: Kept) -> tuple[Any, dict[str, Any]]:

@@ -10,6 +10,7 @@ from apoptosis.structure import (
     rules_attention,
     rules_convolution,
     rules_create,
+    rules_distance,
     rules_index,
     rules_norm,
     rules_parts,
@@ -20,6 +21,7 @@ from apoptosis.structure import (
     rules_reduce,
     rules_shape,
     rules_space,
+    rules_transform,
 )
 from apoptosis.structure.axes import Axis, Expr
 from apoptosis.structure.facts import Facts, PinReason, Size
@@ -34,6 +36,7 @@ FAMILIES = dict.fromkeys(
         rules_attention,
         rules_convolution,
         rules_create,
+        rules_distance,
         rules_index,
         rules_norm,
         rules_parts,
@@ -44,6 +47,7 @@ FAMILIES = dict.fromkeys(
         rules_reduce,
         rules_shape,
         rules_space,
+        rules_transform,
     )
 )
 

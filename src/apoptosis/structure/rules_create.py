@@ -58,14 +58,18 @@ def create(step: Step) -> None:
 
 
 LIKE = [f"{kind}_like.default" for kind in ("zeros", "ones", "empty", "rand", "randn")]
+DRAWN = [f"{kind}_.default" for kind in ("normal", "uniform", "exponential", "log_normal")]
 
 
 @axis_rule(
     *LIKE,
-    "full_like.default",
+    *DRAWN,
+    *("full_like.default", "randint_like.default", "randint_like.low_dtype"),
     family=FAMILY,
     samples={
-        **dict.fromkeys(LIKE, lambda: [sample(tensor(2, 1, 3), free="2 3")]),
+        **dict.fromkeys([*LIKE, *DRAWN], lambda: [sample(tensor(2, 1, 3), free="2 3")]),
+        "randint_like.default": lambda: [sample(tensor(2, 3), 5, free="2 3")],
+        "randint_like.low_dtype": lambda: [sample(tensor(2, 3), 1, 5, free="2 3")],
         "full_like.default": lambda: [sample(tensor(2, 3), 0.5, free="2 3")],
     },
 )

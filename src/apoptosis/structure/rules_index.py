@@ -41,7 +41,20 @@ def _bag_samples() -> list[Sample]:
     ]
 
 
-@axis_rule("embedding_bag.default", "_embedding_bag.default", family=FAMILY, samples=_bag_samples)
+@axis_rule(
+    *("embedding_bag.default", "_embedding_bag.default", "embedding_bag.padding_idx"),
+    family=FAMILY,
+    samples={
+        **dict.fromkeys(["embedding_bag.default", "_embedding_bag.default"], _bag_samples),
+        "embedding_bag.padding_idx": lambda: [
+            sample(
+                *(tensor(5, 4), integers(7, below=5), torch.tensor([0, 3])),
+                *(False, 0, False, None, False, 2),
+                free="4",
+            )
+        ],
+    },
+)
 def embedding_bag(step: Step) -> None:
     """v e, bags → bags e."""
     weight, indices, offsets, *_ = step.args
@@ -55,6 +68,24 @@ def embedding_bag(step: Step) -> None:
         if number == 0:
             axes[-1] = step.axes(weight)[1]
         step.out(axes, Through(weight, (None, 1)) if number == 0 else Nowhere())
+
+
+@axis_rule(
+    "embedding_renorm.default",
+    family=FAMILY,
+    samples=lambda: [sample(tensor(5, 4), integers(2, 3, below=5), 1.0, 2.0, free="4")],
+)
+def embedding_renorm(step: Step) -> None:
+    """Rows that are looked up are scaled to a norm: a sum inside."""
+    weight, indices, _norm, order = step.args
+    step.pin(step.axes(weight)[0], "its rows are looked up by number")
+    for expr in step.axes(indices):
+        step.pin(expr, "places by number", quiet=True)
+    if order <= 0 or order == float("inf"):
+        step.pin(step.axes(weight)[1], "the norm is no sum")
+    else:
+        step.contract(step.axes(weight)[1], (weight, 1))
+    step.same(weight)
 
 
 @axis_rule(
@@ -73,6 +104,53 @@ def index_select(step: Step) -> None:
     axes = list(step.axes(x))
     axes[dim] = step.axes(index)[0] if index.ndim else ONE
     step.out(axes, Through(x, tuple(None if d == dim else d for d in range(x.ndim))))
+
+
+@axis_rule(
+    *("index_fill.int_Scalar", "index_fill.int_Tensor"),
+    family=FAMILY,
+    samples={
+        "index_fill.int_Scalar": lambda: [
+            sample(tensor(2, 5, 4), 1, integers(3, below=5), 0.5, free="2 4")
+        ],
+        "index_fill.int_Tensor": lambda: [
+            sample(tensor(2, 5), -1, integers(3, below=5), tensor(), free="2")
+        ],
+    },
+)
+def index_fill(step: Step) -> None:
+    """Entries are filled in by number along one axis, the others pass."""
+    x, dim, index, _value = step.args
+    step.pin(step.axes(x)[dim], "entries of it are filled in by number")
+    for expr in step.axes(index):
+        step.pin(expr, "places by number", quiet=True)
+    step.same(x, flow=Nowhere())
+
+
+@axis_rule(
+    *("bucketize.Tensor", "isin.Tensor_Tensor", "searchsorted.Tensor"),
+    family=FAMILY,
+    samples={
+        "bucketize.Tensor": lambda: [sample(tensor(2, 3), tensor(5).sort()[0], free="2 3")],
+        "isin.Tensor_Tensor": lambda: [sample(tensor(2, 3), tensor(5), free="2 3")],
+        "searchsorted.Tensor": lambda: [
+            sample(tensor(5).sort()[0], tensor(2, 3), free="2 3"),
+            sample(tensor(2, 5).sort()[0], tensor(2, 3), free="3"),
+        ],
+    },
+)
+def looked_up_in_order(step: Step) -> None:
+    """Each entry is looked up among others, which stay whole."""
+    table, x = step.args[:2]
+    if not step.call.name.startswith("searchsorted"):
+        table, x = x, table
+    for value in (table, step.call.arguments.get("sorter")):
+        for expr in step.axes(value) if isinstance(value, Value) else []:
+            step.pin(expr, "other entries are looked up in it")
+    if table.ndim > 1:  # as many tables as there are rows
+        for expr in step.axes(x)[:-1]:
+            step.pin(expr, "each row has a table of its own", quiet=True)
+    step.same(x, flow=Nowhere())
 
 
 @axis_rule(
@@ -290,7 +368,7 @@ def copy(step: Step) -> None:
 
 @axis_rule(
     *("item.default", "is_nonzero.default", "_local_scalar_dense.default", "equal.default"),
-    *("_assert_async.msg", "_assert_async.default", "sym_size.int"),
+    *("_assert_async.msg", "_assert_async.default"),
     family=FAMILY,
     samples={
         **dict.fromkeys(
@@ -300,7 +378,6 @@ def copy(step: Step) -> None:
         "equal.default": lambda: [sample(tensor(2, 3), tensor(2, 4), free="")],
         "_assert_async.default": lambda: [sample(tensor(1), free="")],
         "_assert_async.msg": lambda: [sample(tensor(1), "no", free="")],
-        "sym_size.int": lambda: [sample(tensor(2, 3), 0, free="")],
     },
 )
 def number(step: Step) -> None:
@@ -312,10 +389,18 @@ def number(step: Step) -> None:
         step.out(step.fixed(out.shape), Nowhere())
 
 
+ABOUT = ["is_floating_point.default", "is_complex.default", "numel.default", "dim.default"]
+OF_ONE = ["size.int", "sym_size.int"]
+
+
 @axis_rule(
-    "is_floating_point.default",
+    *ABOUT,
+    *OF_ONE,
     family=FAMILY,
-    samples=lambda: [sample(tensor(2, 3), free="2 3")],
+    samples={
+        **dict.fromkeys(ABOUT, lambda: [sample(tensor(2, 3), free="2 3")]),
+        **dict.fromkeys(OF_ONE, lambda: [sample(tensor(2, 3), -1, free="2 3")]),
+    },
 )
-def is_floating_point(_step: Step) -> None:
-    """Python looks at the type alone."""
+def about(_step: Step) -> None:
+    """Type and shape are looked at, and no value; a number made of a size is compared when a cut is tried."""

@@ -6,7 +6,7 @@ from apoptosis.structure import axes as algebra
 from apoptosis.structure.axes import Expr, sum_of, times
 from apoptosis.structure.flows import AnyOf, Flow, Joined, Nowhere, through
 from apoptosis.structure.program import Value
-from apoptosis.structure.rules import Step, axis_rule
+from apoptosis.structure.rules import Declined, Step, axis_rule
 from apoptosis.structure.rules_shape import reordered
 from apoptosis.structure.samples import Sample, sample, tensor
 
@@ -41,9 +41,18 @@ def _cut_up(step: Step, x: Value, dim: int) -> list[Expr]:
 
 
 @axis_rule(
-    "chunk.default", "split.Tensor", "tensor_split.sections",
+    *("chunk.default", "split.Tensor", "unsafe_chunk.default", "unsafe_split.Tensor"),
+    *("tensor_split.sections", "hsplit.int", "vsplit.int", "dsplit.int"),
     family=FAMILY,
     samples={
+        "unsafe_chunk.default": lambda: [sample(tensor(2, 6), 2, 1, free="2 3 3")],
+        "unsafe_split.Tensor": lambda: [sample(tensor(2, 6), 3, 1, free="2 3 3")],
+        "hsplit.int": lambda: [
+            sample(tensor(2, 6), 2, free="2 3 3"),
+            sample(tensor(6), 2, free="3 3"),
+        ],
+        "vsplit.int": lambda: [sample(tensor(6, 2), 2, free="3 3 2")],
+        "dsplit.int": lambda: [sample(tensor(2, 3, 4), 2, free="2 3 2 2")],
         "chunk.default": lambda: [
             sample(tensor(2, 6), 2, 1, free="2 3 3"),
             sample(tensor(6, 5), 3, free="2 2 2 5"),
@@ -58,16 +67,50 @@ def _cut_up(step: Step, x: Value, dim: int) -> list[Expr]:
 )  # fmt: skip
 def chunk(step: Step) -> None:
     """n := a + b + …, equally long as long as it is Python that cuts."""
-    x, _number, dim = step.args
-    parts = _cut_up(step, x, dim % x.ndim)
+    x = step.args[0]
+    parts = _cut_up(step, x, _split_dim(step, x))
     same = [part for part in parts if algebra.size_of(part) == algebra.size_of(parts[0])]
     step.tie(*same)
-    if step.call.name.startswith("split"):
+    if step.call.name.startswith(("split", "unsafe_split")):
         step.size("split_size", parts[0])
 
 
+def _split_dim(step: Step, x: Value) -> int:
+    """The dimension that is cut up; some have it in their name."""
+    named = {"vsplit": 0, "hsplit": min(x.ndim - 1, 1), "dsplit": 2}
+    dim = named.get(step.call.name.partition(".")[0])
+    return step["dim"] % x.ndim if dim is None else dim
+
+
 @axis_rule(
-    "split_with_sizes.default", "split.sizes",
+    *("tensor_split.indices", "hsplit.array", "vsplit.array", "dsplit.array"),
+    family=FAMILY,
+    samples={
+        "tensor_split.indices": lambda: [
+            sample(tensor(2, 7), [2, 5], 1, free="2 2 3 2"),
+            sample(tensor(7, 2), [3], -2, free="3 4 2"),
+            sample(tensor(2, 5), [2, -1], 1, free="2 2 2"),
+            sample(tensor(2, 5), [3, 1], 1, free="refused"),
+        ],
+        "hsplit.array": lambda: [sample(tensor(2, 7), [2, 5], free="2 2 3 2")],
+        "vsplit.array": lambda: [sample(tensor(7, 2), [2], free="2 5 2")],
+        "dsplit.array": lambda: [sample(tensor(2, 3, 5), [2], free="2 3 2 3")],
+    },
+)
+def tensor_split(step: Step) -> None:
+    """n := a + b + …, cut at places that are counted from the start or the end."""
+    x, places = step.args[:2]
+    dim = _split_dim(step, x)
+    if sum(value.shape[dim] for value in step.call.outputs) != x.shape[dim]:
+        raise Declined("its parts overlap, or leave something out")
+    parts = _cut_up(step, x, dim)
+    for number, place in enumerate(places):
+        inside = parts[: number + 1] if place >= 0 else parts[number + 1 :]
+        step.size("indices", sum_of(inside), number, negative=place < 0)
+
+
+@axis_rule(
+    "split_with_sizes.default", "split.sizes", "unsafe_split_with_sizes.default",
     family=FAMILY,
     samples=lambda: [
         sample(tensor(2, 6), [1, 2, 3], 1, free="2 2 3"),
@@ -181,7 +224,38 @@ def _cat_samples() -> list[Sample]:
 )  # fmt: skip
 def cat(step: Step) -> None:
     """a, b, … → a + b + …."""
-    values, dim = step.args
+    _joined(step, *step.args)
+
+
+@axis_rule(
+    *("hstack.default", "vstack.default", "dstack.default", "column_stack.default"),
+    family=FAMILY,
+    samples={
+        **dict.fromkeys(
+            ["hstack.default", "column_stack.default"],
+            lambda: [sample([tensor(2, 3), tensor(2, 4)], free="2 3 4")],
+        ),
+        "vstack.default": lambda: [
+            sample([tensor(3, 2), tensor(4, 2)], free="2 3 4"),
+            sample([tensor(3), tensor(3, seed=1)], free="refused"),
+        ],
+        "dstack.default": lambda: [sample([tensor(2, 3, 4), tensor(2, 3, 5)], free="2 3 4 5")],
+    },
+)
+def joined_by_name(step: Step) -> None:
+    """a, b, … → a + b + … along the first, second or third dimension."""
+    name = step.call.name.partition(".")[0]
+    dim = {"vstack": 0, "hstack": 1, "column_stack": 1, "dstack": 2}[name]
+    values = step.args[0]
+    if name == "hstack" and values[0].ndim == 1:
+        dim = 0
+    elif any(value.ndim < max(2, dim + 1) for value in values):
+        raise Declined("its operands get more dimensions first")
+    _joined(step, values, dim)
+
+
+def _joined(step: Step, values: list[Value], dim: int) -> None:
+    """State the sum of the values' axes along a dimension; in all others they are equal."""
     values = [v for v in values if v.ndim > 1 or v.shape != (0,)] or values[:1]
     dim %= values[0].ndim
     axes: list[Expr] = []

@@ -21,19 +21,20 @@ UNARY_KEEPING_ZERO = """
     abs absolute asin arcsin asinh arcsinh atan arctan atanh arctanh ceil erf erfinv expm1 floor fix frac gelu
     hardshrink hardswish leaky_relu log1p mish neg negative _prelu_kernel relu relu6 round rrelu selu elu celu sgn sign
     silu sin sinh softshrink sqrt square tan tanh trunc nan_to_num rad2deg deg2rad real imag signbit isnan isinf
+    conj_physical special_entr special_i1 isposinf isneginf
 """
 UNARY_LOSING_ZERO = """
     acos arccos bitwise_not cos cosh exp exp2 hardsigmoid isfinite log_sigmoid logical_not
-    sigmoid sinc softplus erfc acosh arccosh special_expit
+    sigmoid sinc softplus erfc acosh arccosh special_expit angle i0 isreal special_ndtr special_log_ndtr special_erfcx
 """
 UNARY_WITH_POLE = "digamma lgamma log log10 log2 logit reciprocal rsqrt"
 SUMS = """
     add sub subtract maximum minimum fmax fmin logical_or bitwise_or logical_xor bitwise_xor __or__ __xor__ lerp hypot
-    max.other min.other
+    max.other min.other complex
 """
 PRODUCTS = "mul multiply logical_and bitwise_and __and__"
 QUOTIENTS = "div divide true_divide floor_divide remainder fmod"
-SCALED_FIRST = "ldexp xlogy special_xlogy special_xlog1py"
+SCALED_FIRST = "ldexp xlogy special_xlogy special_xlog1py polar"
 COMPARISONS = """
     eq ne lt le gt ge greater greater_equal less less_equal not_equal isclose rsub pow bernoulli where masked_fill clamp
     clamp_min clamp_max clip addcmul addcdiv copysign nextafter float_power atan2 hardtanh threshold logaddexp

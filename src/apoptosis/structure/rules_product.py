@@ -124,6 +124,86 @@ def outer(step: Step) -> None:
 
 
 @axis_rule(
+    "inner.default",
+    family=FAMILY,
+    samples=lambda: [
+        sample(tensor(2, 3, 4), tensor(5, 4), free="2 3 4 5"),
+        sample(tensor(4), tensor(5, 4), free="4 5"),
+        sample(tensor(4), tensor(4, seed=1), free="4"),
+        sample(tensor(2, 3), tensor(), free="2 3"),
+    ],
+)
+def inner(step: Step) -> None:
+    """… k, ∗ k → … ∗."""
+    a, b = step.args
+    left, right = ascii_letters[: a.ndim - 1], ascii_letters[26 : 26 + b.ndim - 1]
+    if not a.ndim or not b.ndim:  # a number times a tensor
+        left, right = ascii_letters[: a.ndim], ascii_letters[26 : 26 + b.ndim]
+        _summed(step, [(a, left), (b, right)], left + right, None)
+        return
+    _summed(step, [(a, left + "z"), (b, right + "z")], left + right, None)
+
+
+@axis_rule(
+    "tensordot.default",
+    family=FAMILY,
+    samples=lambda: [
+        sample(tensor(2, 3, 4), tensor(4, 5), [2], [0], free="2 3 4 5"),
+        sample(tensor(2, 3, 4), tensor(4, 5, 3), [-1, 1], [0, 2], free="2 3 4 5"),
+        sample(tensor(2, 3), tensor(4), [], [], free="2 3 4"),
+        sample(tensor(2, 3), tensor(5, 3), [1], [1], free="2 3 5"),
+    ],
+)
+def tensordot(step: Step) -> None:
+    """Some dimensions of both are summed over, the others stand side by side."""
+    a, b, a_dims, b_dims = step.args
+    left, right = list(ascii_letters[: a.ndim]), list(ascii_letters[26 : 26 + b.ndim])
+    for own, other in zip(a_dims, b_dims, strict=True):
+        right[other] = left[own]
+    result = "".join(x for x in (*left, *right) if not (x in left and x in right))
+    _summed(step, [(a, "".join(left)), (b, "".join(right))], result, None)
+
+
+@axis_rule(
+    "linalg_vecdot.default",
+    family=FAMILY,
+    samples=lambda: [
+        sample(tensor(2, 3, 4), tensor(3, 4), free="2 3 4"),
+        sample(tensor(2, 3, 4), tensor(2, 1, 4), dim=0, free="2 3 4"),
+    ],
+)
+def vecdot(step: Step) -> None:
+    """… k, … k → …, the rest broadcast."""
+    a, b, dim = step.args
+    letters = ascii_letters[: max(a.ndim, b.ndim)]
+    own = letters[len(letters) - a.ndim :][dim] if dim < 0 else letters[dim]
+    operands = [(value, letters[len(letters) - value.ndim :]) for value in (a, b)]
+    _summed(step, operands, letters.replace(own, ""), None)
+
+
+@axis_rule(
+    *("addmv.default", "addr.default", "addbmm.default"),
+    family=FAMILY,
+    samples={
+        "addmv.default": lambda: [sample(tensor(3), tensor(3, 4), tensor(4), free="3 4")],
+        "addr.default": lambda: [
+            sample(tensor(3, 4), tensor(3), tensor(4), beta=2, free="3 4"),
+            sample(tensor(4), tensor(3), tensor(4), free="3 4"),
+        ],
+        "addbmm.default": lambda: [
+            sample(tensor(3, 5), tensor(2, 3, 4), tensor(2, 4, 5), alpha=2, free="2 3 4 5")
+        ],
+    },
+)
+def add_product(step: Step) -> None:
+    """bias + m k, k → m; bias + m, n → m n; bias + Σ b m k, b k n → m n."""
+    bias, a, b, *_ = step.args
+    letters = {"addmv": ("mk", "k", "m"), "addr": ("m", "n", "mn"), "addbmm": ("bmk", "bkn", "mn")}
+    left, right, result = letters[step.call.name.partition(".")[0]]
+    _summed(step, [(a, left), (b, right)], result, bias)
+
+
+@axis_rule(
     "addmm.default",
     "baddbmm.default",
     family=FAMILY,

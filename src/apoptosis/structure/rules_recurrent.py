@@ -21,6 +21,12 @@ from apoptosis.structure.samples import Sample, sample, tensor
 FAMILY = "recurrent"
 
 GATES = {"lstm.input": 4, "gru.input": 3, "rnn_tanh.input": 1, "rnn_relu.input": 1}
+CELLS = {
+    "lstm_cell.default": 4,
+    "gru_cell.default": 3,
+    "rnn_tanh_cell.default": 1,
+    "rnn_relu_cell.default": 1,
+}
 
 
 def _samples(name: str) -> list[Sample]:
@@ -80,10 +86,40 @@ def recurrent(step: Step) -> None:
         _final_state(step, value, hidden, used=step.used(number))
 
 
+def _cell_samples(name: str) -> list[Sample]:
+    """With and without biases."""
+    gates = CELLS[name]
+    shapes = [(gates * 5, 4), (gates * 5, 5), (gates * 5,), (gates * 5,)]
+    params = [tensor(*shape, seed=seed) / 4 for seed, shape in enumerate(shapes)]
+    x, states = tensor(2, 4), [tensor(2, 5), tensor(2, 5, seed=9)]
+    state = states if gates == 4 else states[0]
+    return [
+        sample(x, state, *params, free="4 5"),
+        sample(x, state, *params[:2], free="4 5"),
+    ]
+
+
+@axis_rule(*CELLS, family=FAMILY, samples={name: partial(_cell_samples, name) for name in CELLS})
+def cell(step: Step) -> None:
+    """One step of time; rows of the weights are (gates · hidden)."""
+    x, states, *rest = step.args
+    params = [value for value in rest if value is not None]
+    hidden = _cell(step, x, params, step.axes(x)[-1])
+    lead = step.axes(x)[:-1]
+    for state in states if isinstance(states, list) else [states]:
+        step.equal(step.axes(state)[-1], hidden)
+        for own, other in zip(step.axes(state)[:-1], lead, strict=True):
+            step.equal(own, other)
+    for expr in lead:
+        step.pin(expr, "batch", quiet=True)
+    for _ in step.call.outputs:
+        step.out([*lead, algebra.resolve(hidden)], Nowhere())
+
+
 def _cell(step: Step, x: Value, params: list[Value], current: Expr) -> Expr:
     """One direction of one layer; gives its hidden axis."""
     w_input, w_hidden = params[:2]
-    gates = GATES[step.call.name]
+    gates = (GATES | CELLS)[step.call.name]
     gate, hidden = step.fixed([gates], "gates")[0], step.fresh(w_hidden.shape[1])
     for value in params:
         step.equal(step.axes(value)[0], times(gate, hidden))

@@ -104,6 +104,45 @@ def vector_norm(step: Step) -> None:
 
 
 @axis_rule(
+    "linalg_norm.default",
+    family=FAMILY,
+    samples=lambda: [
+        sample(tensor(2, 3, 4), None, [1], free="2 3 4"),
+        sample(tensor(2, 3, 4), 1, [-1], True, free="2 3 4"),
+        sample(tensor(2, 3), free="2 3"),
+        sample(tensor(2, 3), 2, [0, 1], free="refused"),
+    ],
+)
+def linalg_norm(step: Step) -> None:
+    """‖x‖ of vectors: a sum inside; norms of matrices pin."""
+    x, order, dims = step.args[:3]
+    if order is not None and len(dims or x.shape) != 1:
+        raise Declined("a norm of matrices is no sum of entries")
+    vector_norm(step)
+
+
+@axis_rule(
+    *("linalg_matrix_norm.str_ord", "linalg_norm.ord_str"),
+    family=FAMILY,
+    samples={
+        "linalg_matrix_norm.str_ord": lambda: [
+            sample(tensor(2, 3, 4), "fro", [0, 2], free="2 3 4"),
+            sample(tensor(2, 3, 4), "nuc", free="refused"),
+        ],
+        "linalg_norm.ord_str": lambda: [sample(tensor(3, 4), "fro", [0, 1], True, free="3 4")],
+    },
+)
+def frobenius(step: Step) -> None:
+    """The root of a sum of squares; other norms of matrices pin."""
+    x = step.args[0]
+    if step["ord"] != "fro":
+        raise Declined("this norm of matrices is no sum of entries")
+    for dim in (dims := _dims(step, x)):
+        step.contract(step.axes(x)[dim], (x, dim))
+    _reduced(step, x, dims)
+
+
+@axis_rule(
     "norm.ScalarOpt_dim",
     family=FAMILY,
     samples=lambda: [
@@ -116,7 +155,15 @@ def norm(step: Step) -> None:
     vector_norm(step)
 
 
-@axis_rule("mean.dim", family=FAMILY, samples=lambda: _over_dims("~"))
+@axis_rule(
+    "mean.dim",
+    "nanmean.default",
+    family=FAMILY,
+    samples={
+        "mean.dim": lambda: _over_dims("~"),
+        "nanmean.default": lambda: [*_over_dims("~"), sample(tensor(2, 3), free="2~ 3~")],
+    },
+)
 def mean(step: Step) -> None:
     """A mean over some axes: it depends on their length."""
     x = step.args[0]
@@ -170,7 +217,10 @@ OVER_DIM = [
     *("max.dim", "min.dim", "median.dim", "mode.default", "argmax.default", "argmin.default"),
     *("any.dim", "all.dim", "prod.dim_int", "nanmedian.dim"),
 ]
-OVER_ALL = ["max.default", "min.default", "prod.default", "any.default", "all.default"]
+OVER_ALL = [
+    *("max.default", "min.default", "prod.default", "any.default", "all.default"),
+    *("median.default", "nanmedian.default"),
+]
 
 
 @axis_rule(
@@ -193,7 +243,7 @@ def extremum(step: Step) -> None:
     *OVER_DIM,
     *OVER_ALL,
     *("any.dims", "all.dims", "count_nonzero.dim_IntList", "count_nonzero.default"),
-    *("kthvalue.default", "aminmax.default"),
+    *("kthvalue.default", "aminmax.default", "quantile.scalar", "nanquantile.scalar"),
     family=FAMILY,
     samples={
         **dict.fromkeys(OVER_DIM, _over_dim),
@@ -201,6 +251,10 @@ def extremum(step: Step) -> None:
         "any.dims": lambda: _over_dims("pinned")[:2],
         "all.dims": lambda: _over_dims("pinned")[:2],
         "kthvalue.default": lambda: _over_dim(2),
+        **dict.fromkeys(
+            ["quantile.scalar", "nanquantile.scalar"],
+            lambda: [*_over_dim(0.3), sample(tensor(2, 3), 0.3, free="")],
+        ),
         "count_nonzero.dim_IntList": lambda: [sample(tensor(2, 3, 4), [0, -1], free="3")],
         "count_nonzero.default": lambda: [
             sample(tensor(2, 3), 1, free="2"),
@@ -255,7 +309,8 @@ CUMULATIVE = [
 @axis_rule(
     *CUMULATIVE,
     *("flip.default", "roll.default", "diff.default", "rot90.default"),
-    *("sort.default", "sort.stable", "argsort.default", "topk.default"),
+    *("sort.default", "sort.stable", "argsort.default", "argsort.stable", "topk.default"),
+    *("msort.default", "fliplr.default", "flipud.default"),
     *("tril.default", "triu.default"),
     family=FAMILY,
     samples={
@@ -275,7 +330,13 @@ CUMULATIVE = [
             ["tril.default", "triu.default"],
             lambda: [sample(tensor(2, 3, 4), free="2"), sample(tensor(3, 4), 1, free="")],
         ),
-        "sort.stable": lambda: [sample(tensor(2, 3), stable=True, dim=0, free="3")],
+        **dict.fromkeys(
+            ["sort.stable", "argsort.stable"],
+            lambda: [sample(tensor(2, 3), stable=True, dim=0, free="3")],
+        ),
+        "msort.default": lambda: [sample(tensor(2, 3), free="3")],
+        "flipud.default": lambda: [sample(tensor(2, 3), free="3")],
+        "fliplr.default": lambda: [sample(tensor(2, 3, 4), free="2 4")],
         "topk.default": lambda: [
             sample(tensor(2, 5), 3, free="2"),
             sample(tensor(5, 2), 3, 0, free="2"),
@@ -299,6 +360,8 @@ def by_place(step: Step) -> None:
         raise Declined("something is put before or after it")
     if step.call.name.startswith("tri"):
         dims = [x.ndim - 2, x.ndim - 1]
+    elif step.call.name.startswith(("msort", "flipud", "fliplr")):
+        dims = [1 if step.call.name.startswith("fliplr") else 0]
     else:
         given: Any = step.call.arguments.get("dim", step.call.arguments.get("dims"))
         given = given if isinstance(given, list) else [given]
@@ -311,6 +374,27 @@ def by_place(step: Step) -> None:
             for d in range(x.ndim)
         ]
         step.out(axes, Nowhere())
+
+
+@axis_rule(
+    "renorm.default",
+    family=FAMILY,
+    samples=lambda: [
+        sample(tensor(2, 3, 4), 2, 1, 0.5, free="2 3 4"),
+        sample(tensor(2, 3), 1, -1, 0.5, free="2 3"),
+        sample(tensor(2, 3), float("inf"), 0, 0.5, free="2"),
+    ],
+)
+def renorm(step: Step) -> None:
+    """Slices along an axis are scaled to a norm: a sum over all other axes inside."""
+    x, order, dim, _most = step.args
+    others = [d for d in range(x.ndim) if d != dim % x.ndim]
+    if order == float("inf"):
+        _ordered(step, x, others, "the norm is no sum")
+    else:
+        for other in others:
+            step.contract(step.axes(x)[other], (x, other))
+    step.same(x)
 
 
 @axis_rule(

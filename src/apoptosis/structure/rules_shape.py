@@ -4,7 +4,8 @@ import torch
 
 from apoptosis.structure import axes as algebra
 from apoptosis.structure.axes import ONE, Expr, times
-from apoptosis.structure.flows import Moved, Nowhere, Through, through
+from apoptosis.structure.flows import Moved, Nowhere, Through, aligned, through
+from apoptosis.structure.letters import broadcast
 from apoptosis.structure.program import Value
 from apoptosis.structure.rules import Declined, Step, axis_rule
 from apoptosis.structure.samples import Sample, sample, tensor
@@ -21,7 +22,9 @@ COPIES = [
         *("positive", "resolve_conj", "resolve_neg", "conj"),
     )
 ]
-DROPOUTS = [f"{kind}dropout.default" for kind in ("", "feature_", "alpha_", "native_")]
+DROPOUTS = [
+    f"{kind}dropout.default" for kind in ("", "feature_", "alpha_", "native_", "feature_alpha_")
+]
 
 
 @axis_rule(
@@ -125,18 +128,33 @@ def _blocks(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[int, list[
     return blocks
 
 
+ATLEAST = [f"atleast_{n}d.default" for n in (1, 2, 3)]
+
+
 @axis_rule(
     "flatten.using_ints",
+    "ravel.default",
+    *ATLEAST,
     family=FAMILY,
-    samples=lambda: [
-        sample(tensor(2, 3, 4), 1, free="2 3 4"),
-        sample(tensor(2, 3, 4), 0, -2, free="2 3 4"),
-        sample(tensor(2, 1, 4), free="2 4"),
-        sample(tensor(), free=""),
-    ],
+    samples={
+        "flatten.using_ints": lambda: [
+            sample(tensor(2, 3, 4), 1, free="2 3 4"),
+            sample(tensor(2, 3, 4), 0, -2, free="2 3 4"),
+            sample(tensor(2, 1, 4), free="2 4"),
+            sample(tensor(), free=""),
+        ],
+        "ravel.default": lambda: [sample(tensor(2, 3), free="2 3"), sample(tensor(), free="")],
+        **dict.fromkeys(
+            ATLEAST,
+            lambda: (
+                [sample(tensor(*shape), free=f) for shape, f in (((3,), "3"), ((), ""))]
+                + [sample(tensor(2, 3), free="2 3"), sample(tensor(2, 3, 4), free="2 3 4")]
+            ),
+        ),
+    },
 )
 def flatten(step: Step) -> None:
-    """Some dimensions become one, their product."""
+    """Some dimensions become one, their product; or there are more, of size 1."""
     step.out(_reshaped(step, step.args[0]), Moved(step.args[0]))
 
 
@@ -337,6 +355,22 @@ def _expanded(step: Step, x: Value, shape: tuple[int, ...]) -> list[Expr]:
 
 
 @axis_rule(
+    "broadcast_tensors.default",
+    family=FAMILY,
+    samples=lambda: [
+        sample([tensor(2, 1, 4), tensor(3, 1), tensor()], free="2 3 4"),
+        sample([tensor(2, 3), tensor(2, 3, seed=1)], free="2 3"),
+    ],
+)
+def broadcast_tensors(step: Step) -> None:
+    """Several tensors, expanded to the axes of all."""
+    values = step.args[0]
+    axes = broadcast(step, *values)
+    for value in values:
+        step.out(list(axes), aligned(value, len(axes)))
+
+
+@axis_rule(
     "expand_as.default",
     family=FAMILY,
     samples=lambda: [
@@ -404,3 +438,33 @@ def repeat_interleave(step: Step) -> None:
     if total is not None:
         step.size("output_size", axes[dim])
     step.out(axes, through(x))
+
+
+@axis_rule(
+    *("repeat_interleave.self_Tensor", "repeat_interleave.Tensor"),
+    family=FAMILY,
+    samples={
+        "repeat_interleave.self_Tensor": lambda: [
+            sample(tensor(2, 3), torch.tensor([2, 0, 1]), 1, free="2"),
+            sample(tensor(2, 3), torch.tensor([2]), 1, free="2"),
+        ],
+        "repeat_interleave.Tensor": lambda: [sample(torch.tensor([2, 0, 1]), free="")],
+    },
+)
+def repeat_by_number(step: Step) -> None:
+    """Each index is repeated as often as a tensor says, so the axis stays whole."""
+    values = [value for value in step.args if isinstance(value, Value)]
+    dim = step.call.arguments.get("dim")
+    x = values[0]
+    for expr in step.axes(values[-1]):
+        step.pin(expr, "numbers of repeats", quiet=True)
+    places = list(range(x.ndim)) if dim is None else [dim % x.ndim]
+    for place in places:
+        step.pin(step.axes(x)[place], "its indices are repeated by number")
+    shape = step.call.outputs[0].shape
+    if dim is None:
+        step.out(step.fixed(shape, "repeated"), Nowhere())
+        return
+    axes = list(step.axes(x))
+    axes[dim] = step.fresh(shape[dim], pin="repeated")
+    step.out(axes, Through(x, tuple(None if d in places else d for d in range(x.ndim))))

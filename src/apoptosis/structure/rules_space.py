@@ -109,3 +109,23 @@ def unfold(step: Step) -> None:
     axes[dim] = step.fresh(out[dim % x.ndim], pin="windows")
     order = [None if d == dim % x.ndim else d for d in range(x.ndim)]
     step.out([*axes, step.fresh(out[-1], pin="places in a window")], Through(x, (*order, None)))
+
+
+@axis_rule(
+    "col2im.default",
+    family=FAMILY,
+    samples=lambda: [
+        sample(tensor(2, 12, 6), [3, 4], [2, 2], [1, 1], [0, 0], [1, 1], free="2 3"),
+        sample(tensor(12, 6), [3, 4], [2, 2], [1, 1], [0, 0], [1, 1], free="3"),
+    ],
+)
+def col2im(step: Step) -> None:
+    """n c·k l → n c s."""
+    x, _size, kernel = step.args[:3]
+    window = step.fixed([kernel[0] * kernel[1]], "positions in a window")[0]
+    channels = step.fresh(x.shape[-2] // (kernel[0] * kernel[1]))
+    step.equal(step.axes(x)[-2], times(channels, window))
+    step.pin(step.axes(x)[-1], "places of windows", quiet=True)
+    space = step.fixed(step.call.outputs[0].shape[-2:])
+    lead = [*step.axes(x)[:-2], algebra.resolve(channels)]
+    step.out([*lead, *space], Through(x, (*range(x.ndim - 1), None, None)))

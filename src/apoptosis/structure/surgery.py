@@ -317,5 +317,8 @@ _SIZES: dict[type[nn.Module], dict[str, Callable[[Any], int]]] = {
     nn.modules.batchnorm._NormBase: {"num_features": _num_features},
     nn.GroupNorm: {"num_channels": lambda m: m.weight.shape[0] if m.affine else m.num_channels},
     nn.RNNBase: {"input_size": lambda m: m.weight_ih_l0.shape[1]},
-    nn.RNNCellBase: {"input_size": lambda m: m.weight_ih.shape[1]},
+    nn.RNNCellBase: {
+        "input_size": lambda m: m.weight_ih.shape[1],
+        "hidden_size": lambda m: m.weight_hh.shape[1],
+    },
 }
