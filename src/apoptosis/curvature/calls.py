@@ -3,6 +3,7 @@
 `x + y`, `torch.add(x, y)`, `x.add(y)` and `x += y` reach a `TorchFunctionMode` as different objects. A `Call` names
 the operation once (`add`) and says whether it writes into its first argument. Functions written in Python (most of
 `torch.nn.functional`) are not operations: they are *entered*, so that the operations inside are seen instead.
+Arguments too may be spelled in several ways; `by_position` leaves one.
 """
 
 import types
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Call", "body_of", "functional_of", "identify"]
+__all__ = ["Call", "body_of", "by_position", "functional_of", "identify"]
 
 _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
@@ -56,6 +57,44 @@ def identify(func: Callable[..., Any]) -> Call:
     if name.endswith("_") and not name.endswith("__"):
         return Call(_ALIASES.get(name[:-1], name[:-1]), in_place=True)
     return Call(_ALIASES.get(name, name))
+
+
+def by_position(
+    call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same arguments, those given by name by position as far as torch's own signature goes.
+
+    `torch.topk(input=x, k=2)` becomes `torch.topk(x, 2)`. What may only be named stays so, and so does all after a gap.
+    """
+    if not kwargs or call.is_python or call.is_getter:
+        return args, kwargs
+    moved = _names_in_order(call.name, len(args), frozenset(kwargs))
+    rest = {name: value for name, value in kwargs.items() if name not in moved}
+    return (*args, *(kwargs[name] for name in moved)), rest
+
+
+@cache
+def _names_in_order(name: str, given: int, names: frozenset[str]) -> tuple[str, ...]:
+    """Which of these names follow `given` arguments by position, in the order of the overload that has them all."""
+    packet = getattr(torch.ops.aten, name, None)
+    for variant in packet.overloads() if packet is not None else ():
+        schema = getattr(packet, variant)._schema.arguments
+        # torch's functions in Python call `self` by another name.
+        known = ["input" if a.name == "self" and "self" not in names else a.name for a in schema]
+        needed = {
+            name
+            for name, a in zip(known[given:], schema[given:], strict=True)
+            if not a.has_default_value()
+        }
+        if not needed <= names <= {*known[given:], "out"}:
+            continue
+        found: list[str] = []
+        for own, argument in zip(known[given:], schema[given:], strict=True):
+            if own not in names or argument.kwarg_only:
+                break
+            found.append(own)
+        return tuple(found)
+    return ()
 
 
 @cache

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from apoptosis.curvature.calls import body_of, identify
+from apoptosis.curvature.calls import body_of, by_position, identify
 from apoptosis.curvature.recurrent import RECURRENT, is_packed
 
 __all__ = ["EQUAL", "Corrections", "PaddingRows"]
@@ -120,6 +120,7 @@ class Corrections(TorchFunctionMode):
         if call.name in _PYTHON and call.is_python:
             with self:
                 return body_of(func)(*args, **kwargs)  # pyright: ignore[reportArgumentType]
+        args, kwargs = by_position(call, args, kwargs)
         if call.name == "embedding":
             return self._padding.look_up(*args, **kwargs)
         if call.name in RECURRENT and not is_packed(call.name, args):

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from apoptosis.curvature.adjoints import Saved, adjoint, save
+from apoptosis.curvature.calls import identify
 from apoptosis.curvature.duals import Dual
 from apoptosis.curvature.nesting import mapped, supplied, tensors_of
 from apoptosis.curvature.rules import duals_in, is_continuous, values_of
@@ -168,6 +169,8 @@ class _Generic(torch.autograd.Function):
 def _push_forward(
     again: _Again, xs: list[Tensor], tangents: list[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
+    if identify(again.func).name in _WRONG_FORWARD:
+        return _push_twice_backward(again, xs, tangents)
     try:
         # Forward mode is switched off inside autograd.Function.forward.
         with forward_ad._set_fwd_grad_enabled(True), forward_ad.dual_level():
@@ -183,6 +186,10 @@ def _push_forward(
     except (NotImplementedError, RuntimeError):
         again.randomness.restore()
         return _push_twice_backward(again, xs, tangents)
+
+
+_WRONG_FORWARD = frozenset({"scatter_reduce", "triangular_solve"})
+"""torch 2.13 differentiates these forwards to something else (`prod` without itself; a tangent of the matrix)."""
 
 
 def _push_twice_backward(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
 
-from apoptosis.curvature.calls import Call, body_of, functional_of, identify
+from apoptosis.curvature.calls import Call, body_of, by_position, functional_of, identify
 from apoptosis.curvature.duals import Dual, Ledger, Record, lift
 from apoptosis.curvature.lost import hides, lost_tangent
 from apoptosis.curvature.recurrent import RECURRENT, is_packed
@@ -72,6 +72,7 @@ class Interceptor(TorchFunctionMode):
         if call.is_python and self._enters(func):
             return self._enter(func, args, kwargs)
         self._calls += 1
+        args, kwargs = by_position(call, args, kwargs)
         if call.name in RECURRENT and torch.is_grad_enabled() and not is_packed(call.name, args):
             with self:
                 return RECURRENT[call.name](*args, **kwargs)
