@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from apoptosis.data import Batches
-from apoptosis.models import CifarResNet, resnet20, resnet32
+from apoptosis.models import CifarResNet, resnet20, resnet32, resnet56
 
 __all__ = ["DRAWS", "DRAW_SIZE", "Cifar", "load_cifar", "public_network"]
 
@@ -66,7 +66,7 @@ def load_cifar(
 
 def public_network(depth: int, folder: Path | str, device: str = "cpu") -> CifarResNet:
     """A public narrow network in eval mode."""
-    make = {20: resnet20, 32: resnet32}[depth]
+    make = {20: resnet20, 32: resnet32, 56: resnet56}[depth]
     model = make(width=16, shortcut="pad")
     model.load_state_dict(load_file(Path(folder) / f"cifar10_resnet{depth}.safetensors"))
     return model.to(device).eval()

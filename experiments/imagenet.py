@@ -43,7 +43,12 @@ CROP = 224
 
 WEIGHTS = "imagenet_resnet50_v1.safetensors"
 VIT_WEIGHTS = "carry/imagenet_vit_tiny_fp16.safetensors"
-SETS = {"judge": "imagenet_judge_2000.zip", "calibrate": "imagenet_calibrate_1000.zip"}
+SENT = ("judge", "calibrate")
+SETS = {
+    "judge": "imagenet_judge_2000.zip",
+    "calibrate": "imagenet_calibrate_1000.zip",
+    "held_out": "imagenet_held_out_3000.zip",  # made and used by held_out.py alone
+}
 SUMS = "sha256.txt"
 PART_BYTES = 55 * 2**20
 
@@ -152,7 +157,9 @@ def judge(folder: str, name: str = "resnet50") -> None:
 
 def pack(source: str, target: str) -> None:
     """Write part0, part1, …: files one after the other, cut wherever a folder is full."""
-    contents = {name: (Path(source) / name).read_bytes() for name in (WEIGHTS, *SETS.values())}
+    contents = {
+        name: (Path(source) / name).read_bytes() for name in (WEIGHTS, *map(SETS.get, SENT))
+    }
     sums = "".join(f"{hashlib.sha256(own).hexdigest()}  {name}\n" for name, own in contents.items())
     parts: list[dict[str, bytes]] = [{}]
     room = PART_BYTES

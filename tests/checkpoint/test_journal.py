@@ -83,7 +83,8 @@ def test_what_had_not_begun_may_begin(tmp_path):
         pass
     with open_journal(tmp_path / "run", {"seed": 1}) as journal:
         assert journal.read("step") is None
-        assert json.loads((tmp_path / "run" / "settings.json").read_text()) == {"seed": 1}
+        held = json.loads((tmp_path / "run" / "settings.json").read_text())
+        assert held == {"apoptosis journal": 1, "settings": {"seed": 1}}
 
 
 def test_other_settings_are_named(tmp_path):
@@ -137,7 +138,7 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path):
 def test_nothing_is_left_of_a_run_that_is_done(tmp_path):
     with open_journal(tmp_path / "run", SETTINGS) as journal:
         journal.write("step", {}, TENSORS)
-        (tmp_path / "run" / "run.toml").write_text("seed = 0")
+        journal.write_toml("run.toml", "seed = 0\n")
         journal.remove()
     assert not (tmp_path / "run").exists()
 
@@ -153,7 +154,7 @@ def test_what_somebody_put_there_meanwhile_stays(tmp_path):
 def test_leftovers_of_a_killed_writer_are_cleared(tmp_path):
     with open_journal(tmp_path / "run", SETTINGS) as journal:
         journal.write("step", {})
-    (tmp_path / "run" / ".step-abc.note").write_bytes(b"half")
+    (tmp_path / "run" / ".apoptosis-step-abc.note").write_bytes(b"half")
     with open_journal(tmp_path / "run", SETTINGS, resume=True):
         assert sorted(p.name for p in (tmp_path / "run").glob(".*")) == []
 

@@ -40,7 +40,7 @@ def planned(structure: ap.Structure) -> ap.Plan:
 
 def mean_of_the_batch(net: Net, x: Tensor, _scale: float) -> Tensor:
     h = net.hidden(x)
-    return net.b(h - h.sum(0) / h.shape[0] * 0.5)
+    return net.b(h - h.sum(0) / float(h.shape[0]) * 0.5)
 
 
 def remembers(net: Net, x: Tensor, _scale: float) -> Tensor:
@@ -124,7 +124,7 @@ def test_a_number_made_of_a_batch_of_one_is_refused() -> None:
 
 
 def test_a_number_made_of_a_length_binds_the_program_to_it() -> None:
-    code = lambda net, x, _scale: net.b(net.hidden(x).sum(1) / x.shape[1])  # noqa: E731
+    code = lambda net, x, _scale: net.b(net.hidden(x).sum(1) / float(x.shape[1]))  # noqa: E731
     model, structure = traced(code, torch.randn(2, 5, 6, dtype=torch.float64))
     program = ap.cut(model, planned(structure))
     program(torch.randn(4, 5, 6, dtype=torch.float64))

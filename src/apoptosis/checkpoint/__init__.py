@@ -5,14 +5,15 @@ A checkpoint is a folder: `model.safetensors` (numbers), `plan.json` (how the de
 writes it through `folders`, which replaces whole folders in one step; `loading` reads it, and `rebuilding` makes the
 network again from the code of the `dense` one. `kinds` tells plans apart: `cuts`, some of them delivered as `programs`,
 and `masked`. `weights` (of `number_types`), `inputs` and `record` say what stands in the files; `files` writes single
-ones, `mask_files` those of masks alone. A `journal` holds what a run needs to go on after it was killed. There is no
-pickle anywhere.
+ones, `mask_files` those of masks alone. A `journal` holds what a run needs to go on after it was killed, in files
+that `journal_files` tells from others. There is no pickle anywhere.
 
 Start with `saving.save`. This room runs no network, except to trace one that is delivered as a program.
 """
 
 from apoptosis.checkpoint.files import write_file, write_json
 from apoptosis.checkpoint.journal import Journal, Note, digest_of, open_journal
+from apoptosis.checkpoint.journal_files import has_notes
 from apoptosis.checkpoint.loading import load, load_outcome, read_run
 from apoptosis.checkpoint.mask_files import load_masks, save_masks
 from apoptosis.checkpoint.record import SavedRun, read_step, step_as_json
@@ -26,6 +27,7 @@ __all__ = [
     "load_masks",
     "load_outcome",
     "digest_of",
+    "has_notes",
     "open_journal",
     "read_run",
     "read_step",

@@ -7,7 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["write_file", "write_json"]
+__all__ = ["TEMPORARY", "write_file", "write_json"]
+
+TEMPORARY = ".apoptosis-"
+"""How names of files in the writing begin; what a killed process has left is known by it."""
 
 
 def write_file(path: Path, write: Callable[[Path], object]) -> Path:
@@ -31,7 +34,9 @@ def write_json(path: Path, value: Any) -> Path:
 
 
 def _written(path: Path, write: Callable[[Path], object]) -> Path:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
+    handle, name = tempfile.mkstemp(
+        dir=path.parent, prefix=f"{TEMPORARY}{path.stem}-", suffix=path.suffix
+    )
     os.close(handle)
     temporary = Path(name)
     try:

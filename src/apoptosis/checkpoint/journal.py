@@ -3,9 +3,10 @@
 A note has a name, facts (plain JSON) and tensors, and is one safetensors file that vouches for itself. It is written
 under a temporary name, brought to the disk and renamed: whoever is killed leaves the old note or the new one. The
 folder also holds the settings of the run, which must be the same when it goes on, and a lock that its process keeps: a
-second one is refused, and the system opens the lock when the first ends, however it ends.
+second one is refused, and the system opens the lock when the first ends, however it ends. Files that no run has written
+are refused before work begins, and never touched (`journal_files`).
 
-Notes say where a run stands; they are no results. Who has finished removes them.
+Notes say where a run stands; they are no results. A finished run removes them, and nothing else does.
 """
 
 import errno
@@ -27,7 +28,20 @@ from torch import Tensor
 
 from apoptosis.checkpoint.files import write_file, write_json
 from apoptosis.checkpoint.folders import sync_file
-from apoptosis.errors import CheckpointError
+from apoptosis.checkpoint.journal_files import (
+    DIGEST,
+    ENDING,
+    FACTS,
+    LOCK,
+    MARK,
+    SETTINGS,
+    TEMPORARY,
+    TOML_MARK,
+    check_is_journal,
+    is_ours,
+    notes_in,
+)
+from apoptosis.errors import CheckpointError, ConfigError
 
 try:
     import fcntl
@@ -36,10 +50,7 @@ except ImportError:  # Windows has no such locks: there nobody is refused
 
 __all__ = ["Journal", "Note", "digest_of", "open_journal"]
 
-SETTINGS, LOCK, ENDING = "settings.json", "lock", ".note"
-ABOUT = (".json", ".toml")
-"""Files of these kinds say what the run is; who runs it may add some of their own."""
-FACTS, DIGEST = "facts", "sha256"
+FORMAT, MADE = 1, "made the folder"
 NOTES_SHARE = 0.05
 """Notes that may be left out are left out where they would take more than this share of a run's time."""
 
@@ -55,13 +66,13 @@ class Note:
 class Journal:
     """The notes of one run; `part` gives those of one of its parts. Made by `open_journal`."""
 
-    def __init__(self, folder: Path, prefix: str = "") -> None:
-        self.folder, self._prefix = folder, prefix
+    def __init__(self, folder: Path, prefix: str = "", *, made_folder: bool = False) -> None:
+        self.folder, self._prefix, self._made_folder = folder, prefix, made_folder
         self._last_written, self._seconds = -float("inf"), 0.0
 
     def part(self, name: str) -> "Journal":
         """The same journal, where all names begin with that of a part."""
-        return Journal(self.folder, f"{self._prefix}{name}.")
+        return Journal(self.folder, f"{self._prefix}{name}.", made_folder=self._made_folder)
 
     def read(self, name: str) -> Note | None:
         """The last note of that name; None where there is none yet.
@@ -91,9 +102,13 @@ class Journal:
             CheckpointError: it cannot be written; the last one, if there was one, is as it was.
         """
         start = time.monotonic()
+        if os.path.lexists(path := self._path(name)) and not is_ours(path):
+            raise CheckpointError(
+                f"{path} was not written by this run, and a note was to take its place. Move it away."
+            )
         data = _as_bytes(facts, tensors or {})
         try:
-            write_file(self._path(name), lambda file: _write(file, data))
+            write_file(path, lambda file: _write(file, data))
         except OSError as error:
             raise CheckpointError(_why_not_written(self.folder, len(data), error)) from error
         self._last_written = time.monotonic()
@@ -103,14 +118,29 @@ class Journal:
         """Whether a note that may be left out should be written: it would take little of the time since the last."""
         return self._seconds < NOTES_SHARE * (time.monotonic() - self._last_written)
 
+    def write_toml(self, name: str, text: str) -> None:
+        """Put a file beside the notes that tells a person what the run is; it goes with them."""
+        text = f"{TOML_MARK}{text}"
+        write_file(self.folder / name, lambda file: file.write_text(text, encoding="utf-8"))
+
+    @property
+    def has_notes(self) -> bool:
+        """Whether there is something to go on from."""
+        return bool(notes_in(self.folder))
+
     def remove(self) -> None:
-        """Remove all notes and, if nothing else is in it, the folder: the run has its result."""
+        """Remove what runs have written there, and the folder if a run made it: the run has its result."""
+        order = (SETTINGS, LOCK)
         with suppress(OSError):
             # Notes first: killed on the way, what is left is a run that has not begun, or notes with their settings.
-            for path in sorted(self.folder.iterdir(), key=lambda p: not p.name.endswith(ENDING)):
-                if _is_ours(path.name):
+            for path in sorted(
+                self.folder.iterdir(),
+                key=lambda p: (not p.name.endswith(ENDING), p.name in order, p.name == LOCK),
+            ):
+                if is_ours(path):
                     path.unlink(missing_ok=True)
-            self.folder.rmdir()
+            if self._made_folder:
+                self.folder.rmdir()
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{self._prefix}{name}{ENDING}"
@@ -123,13 +153,14 @@ def open_journal(
     """Keep notes in a folder while the block runs; nobody else can meanwhile.
 
     Args:
-        folder: made if it is not there.
+        folder: made if it is not there. One that holds anything else than notes is refused.
         settings: plain JSON values: all that decides how the run goes.
         resume: go on from notes that are there.
 
     Raises:
         CheckpointError: another process has it; there are notes and `resume` was not asked for; they are of a run with
-            other settings; or the folder cannot be used.
+            other settings; the folder holds other files; or it cannot be used.
+        ConfigError: settings that are no plain values.
 
     >>> import tempfile
     >>> place = f"{tempfile.mkdtemp()}/run"
@@ -140,16 +171,19 @@ def open_journal(
     {'number': 3} None
     """
     place = Path(folder).expanduser()
-    wanted = json.loads(json.dumps(dict(settings), allow_nan=False))
+    wanted = _plain(settings)
     with ExitStack() as held:
         try:
-            _check_is_journal(place)
+            check_is_journal(place)
+            made = not place.exists()
             place.mkdir(parents=True, exist_ok=True)
-            held.enter_context(_locked(place))
-            journal = Journal(place)
+            made = held.enter_context(_locked(place, made_folder=made))
+            journal = Journal(place, made_folder=made)
             _check_settings(journal, wanted, resume=resume)
-            write_json(place / SETTINGS, wanted)
-            for leftover in place.glob(f".*{ENDING}"):  # of a process that was killed while writing
+            write_json(place / SETTINGS, {MARK: FORMAT, "settings": wanted})
+            for leftover in place.glob(
+                f"{TEMPORARY}*"
+            ):  # of a process that was killed while writing
                 leftover.unlink()
         except OSError as error:
             raise CheckpointError(
@@ -158,44 +192,42 @@ def open_journal(
         yield journal
 
 
+def _plain(settings: Any) -> dict[str, Any]:
+    try:
+        return json.loads(json.dumps(dict(settings), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"The settings of a journal are plain JSON values by name, and {str(settings)[:60]!r} was given ({error}). "
+            'Give what decides how the run goes: {"seed": 0}.'
+        ) from error
+
+
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    with (folder / LOCK).open("a+") as stream:
+def _locked(folder: Path, *, made_folder: bool) -> Iterator[bool]:
+    """Keep others out. True where this process made the folder, or an earlier one that says so in the lock."""
+    with (folder / LOCK).open("a+", encoding="utf-8") as stream:
+        stream.seek(0)
+        process, _, rest = stream.read().partition("\n")
         if fcntl is not None:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 if error.errno not in (errno.EACCES, errno.EAGAIN):
                     raise
-                stream.seek(0)
                 raise CheckpointError(
-                    f"Process {stream.read().strip() or 'unknown'} is working on {folder}. Wait for it or stop it; or "
+                    f"Process {process or 'unknown'} is working on {folder}. Wait for it or stop it; or "
                     "give this run another place."
                 ) from error
+        made_folder = made_folder or rest.strip() == MADE
         stream.truncate(0)
-        stream.write(str(os.getpid()))
+        stream.write(f"{os.getpid()}\n{MADE if made_folder else ''}\n")
         stream.flush()
-        yield
-
-
-def _check_is_journal(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise CheckpointError(f"{folder} is a file; notes need a folder. Give another name.")
-    names = {path.name for path in folder.iterdir()} if folder.exists() else set[str]()
-    foreign = sorted(name for name in names if not _is_ours(name))
-    if foreign:
-        raise CheckpointError(
-            f"{folder} holds {foreign[0]!r}, so it is no folder of notes. Give another place."
-        )
-
-
-def _is_ours(name: str) -> bool:
-    return name == LOCK or name.endswith((ENDING, *ABOUT))
+        yield made_folder
 
 
 def _check_settings(journal: Journal, wanted: Mapping[str, Any], *, resume: bool) -> None:
     path = journal.folder / SETTINGS
-    if not any(journal.folder.glob(f"*{ENDING}")):
+    if not journal.has_notes:
         path.unlink(missing_ok=True)  # it had not begun
         return
     if not resume:
@@ -204,8 +236,8 @@ def _check_settings(journal: Journal, wanted: Mapping[str, Any], *, resume: bool
             "begin again."
         )
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        found: dict[str, Any] = dict(json.loads(path.read_text(encoding="utf-8"))["settings"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"{path} cannot be read ({error}), so nobody knows what run these notes are of. Remove {journal.folder} "
             "and begin again."
@@ -271,7 +303,7 @@ def _write(file: Path, data: bytes) -> None:
 def _why_not_written(folder: Path, needed: int, error: OSError) -> str:
     then = (
         "Notes before it are as they were: make room, and go on from there (resume)."
-        if any(folder.glob(f"*{ENDING}"))
+        if notes_in(folder)
         else "There was none before it, so nothing to go on from: make room, and begin again."
     )
     return (

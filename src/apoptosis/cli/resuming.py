@@ -1,7 +1,8 @@
 """Runs that were stopped and go on: notes in OUT.progress, beside the place that the result is saved to.
 
 The folder also has run.toml, every option of the run, so that one line goes on with it:
-`apoptosis prune --config OUT.progress/run.toml --resume`. It is removed when the result is saved.
+`apoptosis prune --config OUT.progress/run.toml --resume`. It is removed when the result is saved, and not before: an
+error of any kind leaves notes that are there.
 """
 
 import shlex
@@ -27,6 +28,10 @@ __all__ = ["Asked", "asked_of", "check_may_begin", "noted"]
 
 NOT_OF_THE_RUN = (*OWN, "resume", "dry-run", "json")
 """Options that change how a run is shown and not what it does."""
+
+
+FAILS_AGAIN = (BudgetError, ConfigError, NonFiniteError)
+"""What a run that goes on from its last note meets again, unless something else has changed."""
 
 
 @dataclass(frozen=True)
@@ -74,19 +79,21 @@ def check_may_begin(asked: Asked, place: Path) -> None:
     """Refuse to begin anew where there is something to go on with, and to go on with what is finished.
 
     Raises:
-        CheckpointError: nobody asked to go on, or there is nothing to go on with.
+        CheckpointError: nobody asked to go on, or there is nothing to go on with, or other files are there.
     """
+    from apoptosis.checkpoint import has_notes
+
     folder = _folder(place)
-    has_notes = any(folder.glob("*.note"))
-    if asked.resume and not has_notes and place.expanduser().exists():
+    is_begun = has_notes(folder)
+    if asked.resume and not is_begun and place.expanduser().exists():
         raise CheckpointError(
             f"{place} is there and {folder} has no notes: that run is finished. Leave out --resume to do it again, or "
             "give another --out."
         )
-    if not asked.resume and has_notes:
+    if not asked.resume and is_begun:
         raise CheckpointError(
             f"{folder} has notes of a run that was stopped. Go on with it: {_line(asked, folder)}. Or remove it and "
-            f"begin again: {shlex.join(['rm', '-r', str(folder)])}"
+            f"begin again: {_removal(folder)}"
         )
 
 
@@ -105,7 +112,7 @@ def noted(
         CheckpointError: there are notes of a run that was stopped, and nobody asked to go on with it; or of another.
         Stopped: by Ctrl-C.
     """  # noqa: DOC501 - refusals of the block come through
-    from apoptosis.checkpoint import digest_of, open_journal, write_file
+    from apoptosis.checkpoint import digest_of, open_journal
 
     check_may_begin(asked, place)
     folder = _folder(place)
@@ -113,19 +120,19 @@ def noted(
     settings = {"command": asked.command, **options}
     if network is not None:
         settings["weights at the start"] = digest_of(network)
-    if asked.resume and not any(folder.glob("*.note")):
-        say(f"Note: there are no notes in {folder}; this run begins anew.")
     with open_journal(folder, settings, resume=asked.resume) as journal:
-        text = as_toml(options)
-        write_file(folder / "run.toml", lambda path: path.write_text(text, encoding="utf-8"))
+        if asked.resume and not journal.has_notes:
+            say(f"Note: there are no notes in {folder}; this run begins anew.")
+        journal.write_toml("run.toml", as_toml(options))
         try:
             yield journal
         except BaseException as error:
-            again = isinstance(error, (BudgetError, ConfigError, NonFiniteError))
-            if again or not any(folder.glob("*.note")):  # nothing to go on from
+            if not journal.has_notes:  # nothing to go on from
                 journal.remove()
             elif isinstance(error, KeyboardInterrupt):
                 raise Stopped(_line(asked, folder)) from error
+            elif isinstance(error, FAILS_AGAIN):
+                error.add_note(f"Notes up to there stay. To begin again: {_removal(folder)}")
             elif _can_be_mended(error):
                 error.add_note(f"Go on: {_line(asked, folder)}")
             raise
@@ -145,6 +152,10 @@ def _folder(place: Path) -> Path:
 def _line(asked: Asked, folder: Path) -> str:
     config = str(folder / "run.toml")
     return shlex.join(["apoptosis", asked.command, "--config", config, "--resume"])
+
+
+def _removal(folder: Path) -> str:
+    return shlex.join(["rm", "-r", str(folder)])
 
 
 def _plain(value: Any) -> Any:

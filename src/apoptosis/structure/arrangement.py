@@ -35,7 +35,9 @@ def tensors_in(result: Any) -> list[Tensor]:
     return leaves_in(result, Tensor)
 
 
-def rearranged(result: Any, by: Callable[[Any], Any], leaf: type = Tensor) -> Any:
+def rearranged(
+    result: Any, by: Callable[[Any], Any], leaf: type | tuple[type, ...] = Tensor
+) -> Any:
     """The same arrangement with `by` applied to each tensor (or other `leaf`); what cannot be rebuilt becomes None."""
     if isinstance(result, leaf):
         return by(result)
@@ -57,7 +59,7 @@ def rearranged(result: Any, by: Callable[[Any], Any], leaf: type = Tensor) -> An
     return None
 
 
-def _look_into(result: object, by: Callable[[Any], Any], leaf: type) -> None:
+def _look_into(result: object, by: Callable[[Any], Any], leaf: type | tuple[type, ...]) -> None:
     """Show `by` the tensors that an unknown object holds, however deep."""
     pending, seen = [result], set[int]()
     while pending:

@@ -6,12 +6,24 @@ Arguments of a `Call` are those of the operation with each tensor replaced by it
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-__all__ = ["Call", "ModuleCall", "Program", "Value", "map_values", "values_in"]
+__all__ = [
+    "Call",
+    "Formula",
+    "ModuleCall",
+    "Program",
+    "Reading",
+    "SizeOf",
+    "Value",
+    "Worked",
+    "map_values",
+    "sizes_of",
+    "values_in",
+]
 
 
 @dataclass(eq=False)
@@ -33,6 +45,44 @@ class Value:
         return len(self.shape)
 
 
+@dataclass(frozen=True)
+class SizeOf:
+    """The size of a tensor along one dimension, as Python read it."""
+
+    value: Value
+    dim: int
+
+
+@dataclass(frozen=True)
+class Worked:
+    """The result of arithmetic on such sizes."""
+
+    operator: str
+    left: "Formula"
+    right: "Formula"
+
+
+Formula: TypeAlias = SizeOf | Worked | int | float
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A use that Python made of a size: `left operator right` came out as `outcome`.
+
+    `unseen` where the size went on as a plain number that may have steered or not (`len(x)`, `int(n)`).
+    """
+
+    operator: str
+    left: Formula
+    right: Formula
+    outcome: bool
+    unseen: bool
+    module: str
+    line: str
+    when: int
+    """How many operations had run before."""
+
+
 @dataclass(eq=False)
 class Call:
     """One operation: its overload, arguments by the names of its schema, outputs, and where it was called."""
@@ -48,6 +98,10 @@ class Call:
     """Values in whose memory the operation writes, other than its own argument: bases and views of it."""
     taints: dict[tuple[str, int], Any] = field(default_factory=dict)
     """Provenance of integer arguments, by (name, place in the flattened argument)."""
+    measures: dict[tuple[str, int], Formula] = field(default_factory=dict)
+    """Of which sizes of tensors Python made integer arguments."""
+    as_passed: bool = False
+    """Whether the integers are those that user code passed, one by one: what is no size there is a plain number."""
 
     @property
     def name(self) -> str:
@@ -86,6 +140,10 @@ class Program:
     modules: list[ModuleCall] = field(default_factory=list)
     escapes: list[tuple[Value, str, str]] = field(default_factory=list)
     """Values whose numbers left torch (`.numpy()`, `.item()`), how, and the line."""
+    readings: list[Reading] = field(default_factory=list)
+    """Uses that Python made of sizes other than to pass them to operations."""
+    read: set[SizeOf] = field(default_factory=set)
+    """Sizes that Python asked for."""
 
 
 def values_in(arguments: Any) -> Iterator[Value]:
@@ -98,6 +156,15 @@ def values_in(arguments: Any) -> Iterator[Value]:
     elif isinstance(arguments, dict):
         for item in arguments.values():
             yield from values_in(item)
+
+
+def sizes_of(formula: Formula) -> Iterator[SizeOf]:
+    """The sizes of tensors that a number was made of."""
+    if isinstance(formula, SizeOf):
+        yield formula
+    elif isinstance(formula, Worked):
+        yield from sizes_of(formula.left)
+        yield from sizes_of(formula.right)
 
 
 def map_values(arguments: Any, function: Callable[[Value], Any]) -> Any:

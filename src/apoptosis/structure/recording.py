@@ -6,7 +6,8 @@ attention, einsum and norms stay whole. (`torch.export` works at the same level 
 it cannot prove for all inputs.)
 
 A function mode above it sees the Python call that an operation came from. There integers are still the objects that
-user code passed, so those that came from attributes of modules can be told (`attributes`).
+user code passed, so those that came from attributes of modules can be told (`attributes`), and those that are sizes of
+tensors (`read_sizes`).
 """
 
 import inspect
@@ -18,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from math import prod
 from os import sep
 from pathlib import Path
 from types import FrameType
@@ -35,8 +37,18 @@ from apoptosis.modes import in_eval_mode, in_train_mode
 from apoptosis.structure.arrangement import rearranged, tensors_in
 from apoptosis.structure.attributes import TracedInt
 from apoptosis.structure.known_values import KnownValues
-from apoptosis.structure.program import Call, ModuleCall, Program, Value, values_in
+from apoptosis.structure.program import (
+    Call,
+    Formula,
+    ModuleCall,
+    Program,
+    Reading,
+    Value,
+    sizes_of,
+    values_in,
+)
 from apoptosis.structure.randomness import random_state_put_back
+from apoptosis.structure.read_sizes import ReadSize, read_shape
 
 __all__ = ["Example", "line_of", "model_tensors", "record"]
 
@@ -127,8 +139,9 @@ def _recorded(
         outputs = example.run(model)
     if inspect.isgenerator(outputs):
         raise TypeError("forward is a generator, which runs only when somebody asks for its items")
-    recorder.program.outputs = rearranged(outputs, recorder.value)
+    recorder.program.outputs = rearranged(outputs, recorder.result, (Tensor, ReadSize))
     recorder.program.results = [recorder.value(tensor) for tensor in tensors_in(outputs)]
+    recorder.ended = True
     return recorder.program
 
 
@@ -138,7 +151,9 @@ class _Recorder(ProxyTorchDispatchMode):
     def __init__(self, model: nn.Module, example: Example, like: Program | None) -> None:
         TorchDispatchMode.__init__(self, torch._C.DispatchKey.PreDispatch)
         self.program = Program()
-        self.python_ints: list[int] = []
+        self.passed = _Passed([])
+        self.ended = False
+        self._noted_readings: set[Any] = set()
         self._known: dict[int, tuple[weakref.ref[Tensor], Value]] = {}
         self._by_storage: dict[int, list[tuple[weakref.ref[Tensor], Value]]] = {}
         self._constants: list[Tensor] = []
@@ -199,7 +214,7 @@ class _Recorder(ProxyTorchDispatchMode):
         call = Call(
             func, arguments, tuple(outputs), returns, self._stack[-1], _user_line(), overwrites
         )
-        call.taints = _aligned(self.python_ints, arguments)
+        self.passed.align(call)
         self.program.calls.append(call)
         return result
 
@@ -220,6 +235,34 @@ class _Recorder(ProxyTorchDispatchMode):
         self._constants.append(tensor)
         numbers = tensor.detach().clone()  # as they are now: forward may write to them
         return self._remember(tensor, _value(tensor, "constant", constant=numbers, fixed=True))
+
+    def result(self, item: Tensor | ReadSize) -> Any:
+        """What stands in the result of the model for a tensor or a size."""
+        if isinstance(item, Tensor):
+            return self.value(item)
+        item.used()
+        return int.__index__(item)
+
+    def shape(self, tensor: Tensor) -> list[ReadSize] | None:
+        """The sizes of a tensor that depends on the example, as Python shall get them."""
+        known = self._known.get(id(tensor))
+        if known is None or known[0]() is not tensor or known[1].source not in ("input", "call"):
+            return None
+        sizes = read_shape(known[1], self.note)
+        self.program.read.update(*(sizes_of(size.formula) for size in sizes))
+        return sizes
+
+    def note(
+        self, operator: str, left: Formula, right: Formula, *, outcome: bool, unseen: bool = False
+    ) -> None:
+        """Take down what Python did with a size."""
+        key = (operator, left, right, outcome, unseen)
+        if self.ended or key in self._noted_readings:
+            return
+        self._noted_readings.add(key)
+        self.program.readings.append(
+            Reading(*key, self._stack[-1], _user_line(), len(self.program.calls))
+        )
 
     def escape(self, tensor: Tensor, how: str) -> None:
         """Note that numbers of a tensor leave torch."""
@@ -268,7 +311,10 @@ class _Recorder(ProxyTorchDispatchMode):
                 return
             path = self._stack.pop()
             first, last = (next(iter(tensors_in(x)), None) for x in ((args, keywords), output))
-            goes_in, comes_out = (None if t is None else self.value(t) for t in (first, last))
+            with (
+                torch._C.DisableTorchFunction()
+            ):  # sizes that are read here are not read by user code
+                goes_in, comes_out = (None if t is None else self.value(t) for t in (first, last))
             leaf = next(module.children(), None) is None
             when = (entered.pop(), len(self.program.calls))
             self.program.modules.append(
@@ -322,13 +368,18 @@ class _Watcher(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        recorder = self._recorder
         if func in _ESCAPES and args:
-            self._recorder.escape(args[0], _ESCAPES[func])
-        before, self._recorder.python_ints = self._recorder.python_ints, _ints((args, kwargs))
+            recorder.escape(args[0], _ESCAPES[func])
+        if func in _SIZES and args and (sizes := recorder.shape(args[0])) is not None:
+            return _asked_for(func, sizes, func(*args, **kwargs), args, kwargs)
+        before, recorder.passed = recorder.passed, _Passed(_ints((args, kwargs)))
         try:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            recorder.passed.close()
+            return result
         finally:
-            self._recorder.python_ints = before
+            recorder.passed = before
 
 
 _ESCAPES: dict[Any, str] = {
@@ -338,6 +389,23 @@ _ESCAPES: dict[Any, str] = {
     Tensor.__dlpack__: "DLPack",
     Tensor.data_ptr: "data_ptr()",
 }
+
+
+_SIZES = {Tensor.shape.__get__, Tensor.size, Tensor.numel, Tensor.nelement, Tensor.__len__}  # type: ignore[attr-defined]
+
+
+def _asked_for(
+    func: Any, sizes: list[ReadSize], plain: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """The sizes that Python asked for, as integers that note what becomes of them."""
+    if isinstance(plain, tuple):
+        return torch.Size(sizes)
+    if func is Tensor.size:
+        return sizes[args[1] if len(args) > 1 else kwargs["dim"]]
+    if func is Tensor.__len__:
+        sizes[0].used(unseen=True)
+        return plain
+    return prod(sizes) if sizes else plain
 
 
 def _ints(arguments: Any) -> list[int]:
@@ -355,31 +423,65 @@ def _ints(arguments: Any) -> list[int]:
     return []
 
 
-def _aligned(python: list[int], arguments: dict[str, Any]) -> dict[tuple[str, int], Any]:
-    """Where traced integers of the Python call stand among the operation's arguments.
+class _Passed:
+    """Integers that user code passed to a function of torch, and which of them arrived in operations."""
 
-    By place, where the two lists of integers agree; else by value, where only one provenance has that value.
-    """
-    if not any(isinstance(number, TracedInt) for number in python):
-        return {}
-    places = [
-        ((name, place), number)
-        for name, argument in arguments.items()
-        for place, number in enumerate(_ints(argument))
-    ]
-    found: dict[tuple[str, int], Any] = {}
-    if [int(number) for number in python] == [number for _, number in places]:
-        pairs = zip(places, python, strict=True)
-        return {place: own.origin for (place, _), own in pairs if isinstance(own, TracedInt)}
-    for place, number in places:
-        origins = {own.origin for own in python if isinstance(own, TracedInt) and own == number}
+    def __init__(self, numbers: list[int]) -> None:
+        self._numbers = numbers
+        self._arrived: set[int] = set()
+        self._any = any(isinstance(number, TracedInt) for number in numbers)
+
+    def align(self, call: Call) -> None:
+        """Say of an operation's integers where they came from: attributes, sizes.
+
+        By place, where the two lists of integers agree; else by value.
+        """
+        if not self._numbers:
+            return
+        places = [
+            ((name, place), number)
+            for name, argument in call.arguments.items()
+            for place, number in enumerate(_ints(argument))
+        ]
+        if [int.__index__(n) for n in self._numbers] == [number for _, number in places]:
+            self._arrived.update(range(len(places)))
+            pairs = [(at, own) for (at, _), own in zip(places, self._numbers, strict=True)]
+            call.as_passed = True
+        elif self._any:
+            pairs = [(at, own) for at, number in places for own in self._by_value(at, number)]
+        else:
+            return
+        traced = [(at, own) for at, own in pairs if isinstance(own, TracedInt)]
+        call.taints = {at: own.origin for at, own in traced if not isinstance(own.origin, int)}
+        call.measures = {at: own.formula for at, own in traced if isinstance(own, ReadSize)}
+
+    def _by_value(self, at: tuple[str, int], number: int) -> list[int]:
+        """The integer that an argument came from: one of attributes if it is the only one, the next one of sizes."""
+        same = [n for n, own in enumerate(self._numbers) if int.__index__(own) == number]
+        origins = {
+            own.origin
+            for n in same
+            if isinstance(own := self._numbers[n], TracedInt) and not isinstance(own.origin, int)
+        }
         if len(origins) == 1:
-            found[place] = origins.pop()
-    return found
+            found = [n for n in same if getattr(self._numbers[n], "origin", None) in origins]
+        elif at[0].startswith("dim") or at[0] == "step":
+            found = []
+        else:
+            sizes = [n for n in same if isinstance(self._numbers[n], ReadSize)]
+            found = [n for n in sizes if n not in self._arrived] or sizes[-1:]
+        self._arrived.update(found[:1])
+        return [self._numbers[n] for n in found[:1]]
+
+    def close(self) -> None:
+        """Note which sizes arrived nowhere: they went on as plain numbers."""
+        for n, number in enumerate(self._numbers):
+            if n not in self._arrived and isinstance(number, ReadSize):
+                number.used()
 
 
 def _value(tensor: Tensor, source: str, **more: Any) -> Value:
-    return Value(tuple(int(n) for n in tensor.shape), tensor.dtype, source, **more)
+    return Value(tuple(tensor.shape), tensor.dtype, source, **more)
 
 
 def _storage(tensor: Tensor) -> int:

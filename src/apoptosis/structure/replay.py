@@ -1,11 +1,14 @@
 """Whether a recorded run can stand for the model: the program, uncut, against the model on other inputs.
 
-A recording keeps what Python did for one example: numbers made of sizes, branches taken by values, tensors that came
-from somewhere torch does not see. So before a program is delivered, it is run beside a copy of the model, at full size:
-on other numbers, twice (a model may remember), and with each input dimension one longer. It must give what the model
-gives; an input dimension along which it does not is fixed to the size of the example.
+A recording keeps what Python did for one example. What it did with sizes and numbers is known for the most part, and
+the program checks it (`guards`); tensors that came from where torch does not see, and sizes that went there, are not.
+So before a program is delivered, it is run beside a copy of the model, at full size: on other numbers, twice (a model
+may remember), and at other sizes of the inputs: one more, twice, half, several at once. It must give the same.
+A size stays free only if another one was seen to agree and none to differ; one that went where it cannot be followed
+(`len(x)`) stays between those that were seen to agree.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -14,11 +17,12 @@ from torch import Tensor, nn
 
 from apoptosis.modes import in_eval_mode
 from apoptosis.structure.axes import Axis
+from apoptosis.structure.guards import NUMBERS, GuardError, SizeLimit
 from apoptosis.structure.network import Run
-from apoptosis.structure.program import values_in
+from apoptosis.structure.program import SizeOf, sizes_of, values_in
 from apoptosis.structure.randomness import random_state_put_back
 from apoptosis.structure.recording import Example
-from apoptosis.structure.rewriting import NUMBERS, write_program
+from apoptosis.structure.rewriting import CutProgram, write_program
 from apoptosis.structure.surgery import copy_with
 from apoptosis.structure.twins import distance, redrawn
 
@@ -33,10 +37,10 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Replay:
-    """Why a run cannot be replayed, empty if it can; and the input sizes that must be as they were."""
+    """Why a run cannot be replayed, empty if it can; and the sizes that inputs may have, where not any."""
 
     because: str = ""
-    fixed_sizes: tuple[tuple[int, int, int], ...] = ()
+    limits: tuple[SizeLimit, ...] = ()
 
 
 _KNOWN: WeakKeyDictionary[Run, Replay] = WeakKeyDictionary()
@@ -69,43 +73,127 @@ def _tried(run: Run, model: nn.Module) -> Replay:
     example = redrawn(_on_device_of(model, run.example), generator)
     again = redrawn(example, generator)
     with random_state_put_back(model), torch.no_grad():
-        if because := _differs(run, model, [example, again]):
-            return Replay(because)
-        fixed: list[tuple[int, int, int]] = []
-        for axis, places in _input_axes(run).items():
-            longer = _stretched(example, places, by=1)
-            shorter = _stretched(example, places, by=-1) if axis is run.batch else None
-            tries = [x for x in (longer, shorter) if x is not None]
-            if _differs(run, model, tries):
-                if axis is run.batch:
-                    return Replay("the model makes numbers of the size of the batch, which was 1")
-                fixed += [(n, dim, example.tensors()[n].shape[dim]) for n, dim in places]
-    return Replay("", tuple(fixed))
+        try:
+            pair = _Pair(run, model)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the program cannot stand for the model
+            return Replay(_fails(error))
+        for answer in (pair.answer(example), pair.answer(again)):
+            if answer != AGREES:
+                return Replay(answer)
+        return _limits(run, _Trials(pair, example))
 
 
-def _differs(run: Run, model: nn.Module, examples: list[Example]) -> str:
-    """The model and its program, one after the other on each example; why they do not agree."""
-    own = copy_with(model, {})
-    try:
-        program = write_program(run, {}, model)
-        with in_eval_mode(own), in_eval_mode(program):
-            for example in examples:
-                torch.manual_seed(0)  # for dropout that is never off
-                expected = example.map(Tensor.clone).run(own)
-                torch.manual_seed(0)
-                found = example.map(Tensor.clone).run(program)
-                if type(found) is not type(expected):
-                    return f"a result of type {type(expected).__name__} cannot be rebuilt"
-                dtypes = [t.dtype for t in example.tensors() if t.is_floating_point()]
-                allowed = max(
-                    (TOLERANCES.get(dtype, TOLERANCE) for dtype in dtypes), default=TOLERANCE
-                )
-                if not distance(found, expected) <= allowed:
-                    return "run again on other inputs, the recorded operations give something else than the model"
-    except Exception as error:  # noqa: BLE001 - whatever it is, the program cannot stand for the model
-        lines = str(error).strip().splitlines()
-        return f"the recorded operations do not run on other inputs ({lines[0] if lines else type(error).__name__})"
-    return ""
+AGREES = "agrees"
+UNTRIED = "the model or a guard of the program stops"
+
+
+class _Pair:
+    """A copy of the model and its program, at full size."""
+
+    def __init__(self, run: Run, model: nn.Module) -> None:
+        self._own = copy_with(model, {})
+        self._program: CutProgram = write_program(run, {}, model)
+
+    def answer(self, example: Example) -> str:
+        """Whether both give the same; if not, why not."""
+        with in_eval_mode(self._own), in_eval_mode(self._program):
+            torch.manual_seed(0)  # for dropout that is never off
+            try:
+                expected = example.map(Tensor.clone).run(self._own)
+            except Exception:  # noqa: BLE001 - a model need not run at every size
+                return UNTRIED
+            torch.manual_seed(0)
+            try:
+                found = example.map(Tensor.clone).run(self._program)
+            except GuardError:
+                return UNTRIED
+            except Exception as error:  # noqa: BLE001 - as it may
+                return _fails(error)
+        if type(found) is not type(expected):
+            return f"a result of type {type(expected).__name__} cannot be rebuilt"
+        dtypes = [t.dtype for t in example.tensors() if t.is_floating_point()]
+        allowed = max((TOLERANCES.get(dtype, TOLERANCE) for dtype in dtypes), default=TOLERANCE)
+        if not distance(found, expected) <= allowed:
+            return "run again on other inputs, the recorded operations give something else than the model"
+        return AGREES
+
+
+def _fails(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"the recorded operations do not run on other inputs ({lines[0] if lines else type(error).__name__})"
+
+
+class _Trials:
+    """Answers at other sizes of the inputs, each found once."""
+
+    def __init__(self, pair: _Pair, example: Example) -> None:
+        self._pair = pair
+        self._example = example
+        self._known: dict[tuple[tuple[int, int, int], ...], str] = {}
+
+    def __call__(self, sizes: dict[tuple[int, int], int]) -> str:
+        """With those sizes of inputs along dimensions."""
+        key = tuple((*place, size) for place, size in sorted(sizes.items()))
+        if key not in self._known:
+            self._known[key] = self._pair.answer(_sized(self._example, sizes))
+        return self._known[key]
+
+
+def _limits(run: Run, trials: _Trials) -> Replay:
+    """Try other sizes along each axis of the inputs, then along several at once."""
+    limits: list[SizeLimit] = []
+    free: dict[Axis, list[tuple[int, int]]] = {}
+    read, unseen = _sizes_read(run)
+    for axis, places in _input_axes(run).items():
+        size = axis.size
+        others = [size + 1]
+        if axis is run.batch and trials(dict.fromkeys(places, 1)) != AGREES:
+            return Replay("the model makes numbers of the size of the batch, which was 1")
+        if axis in read or axis.size == 1:
+            others += [2 * size, size // 2]
+        if axis in unseen:
+            others += [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]
+        answers = {
+            n: trials(dict.fromkeys(places, n)) for n in dict.fromkeys(others) if n not in (0, size)
+        }
+        agreed = [size, *(n for n, answer in answers.items() if answer == AGREES)]
+        wrong = any(answer not in (AGREES, UNTRIED) for answer in answers.values())
+        if wrong or len(agreed) == 1:
+            limits += [SizeLimit(*place, size, size) for place in places]
+        elif axis in unseen:
+            limits += [SizeLimit(*place, min(agreed), max(agreed)) for place in places]
+        else:
+            free[axis] = places
+    together = {
+        place: 2 * axis.size for axis, places in free.items() if axis in read for place in places
+    }
+    if len(together) > 1 and trials(together) not in (AGREES, UNTRIED):
+        limits += [SizeLimit(n, dim, size // 2, size // 2) for (n, dim), size in together.items()]
+    return Replay("", tuple(limits))
+
+
+def _sizes_read(run: Run) -> tuple[set[Axis], set[Axis]]:
+    """Axes of the inputs whose sizes Python may have read, and those whose sizes went where nobody sees them."""
+    analysis = run.analysis
+    of_inputs = {expr.axis for value in analysis.program.inputs for expr in analysis.axes[value]}
+
+    def axes_of(sizes: Iterable[SizeOf]) -> set[Axis | None]:
+        return {analysis.axes[size.value][size.dim].axis for size in sizes}
+
+    read = axes_of(analysis.program.read)
+    unseen = axes_of(
+        size
+        for reading in analysis.program.readings
+        if reading.unseen
+        for size in sizes_of(reading.left)
+    )
+    if (
+        not read <= of_inputs
+    ):  # sizes inside follow from those of the inputs, and not in ways that are known
+        read = of_inputs
+    return {a for a in read if a is not None}, {
+        a for a in unseen if a in of_inputs and a is not None
+    }
 
 
 def _input_axes(run: Run) -> dict[Axis, list[tuple[int, int]]]:
@@ -118,23 +206,19 @@ def _input_axes(run: Run) -> dict[Axis, list[tuple[int, int]]]:
     return found
 
 
-def _stretched(example: Example, places: list[tuple[int, int]], *, by: int) -> Example:
-    """The example with some dimensions one longer or shorter."""
+def _sized(example: Example, sizes: dict[tuple[int, int], int]) -> Example:
+    """The example, shorter along some dimensions, or longer by its own entries from the first on."""
     numbers = iter(range(len(example.tensors())))
 
-    def stretch(tensor: Tensor) -> Tensor:
+    def sized(tensor: Tensor) -> Tensor:
         number = next(numbers)
-        for own, dim in places:
+        for (own, dim), size in sizes.items():
             if own == number:
-                last = tensor.narrow(dim, tensor.shape[dim] - 1, 1)
-                tensor = (
-                    torch.cat([tensor, last], dim)
-                    if by > 0
-                    else tensor.narrow(dim, 0, tensor.shape[dim] - 1)
-                )
+                places = torch.arange(size, device=tensor.device) % tensor.shape[dim]
+                tensor = tensor.index_select(dim, places)
         return tensor
 
-    return example.map(stretch)
+    return example.map(sized)
 
 
 def _on_device_of(model: nn.Module, example: Example) -> Example:

@@ -1,8 +1,9 @@
 """The recorded program at other sizes, as a module: what is delivered where the model's own code cannot run them.
 
 Every integer argument that measures an axis is written anew, so the program does what the model does, at the kept
-indices. Axes of the inputs stay open: batch and sequence lengths are read from the inputs of each call, wherever the
-algebra has followed them. Tensors keep their names, so `state_dict` looks as the model's.
+indices. Axes that no parameter has stay open: batch, length and space are read from the tensors of each call, wherever
+the algebra or the arithmetic of Python has followed them; where they steered Python, it is checked that they would
+steer it the same way (`guards`). Tensors keep their names, so `state_dict` looks as the model's.
 """
 
 import inspect
@@ -18,13 +19,35 @@ from apoptosis.errors import TraceError
 from apoptosis.structure.analysis import Analysis
 from apoptosis.structure.arrangement import leaves_in, rearranged, tensors_in
 from apoptosis.structure.axes import Axis, Expr, size_of
+from apoptosis.structure.facts import Size
+from apoptosis.structure.guards import (
+    NUMBERS,
+    REMEDY,
+    Guard,
+    GuardError,
+    SizeLimit,
+    check,
+    check_number,
+    check_pieces,
+    guard_of,
+)
 from apoptosis.structure.network import Run
 from apoptosis.structure.plan import Plan
-from apoptosis.structure.program import Call, Value, map_values
+from apoptosis.structure.program import (
+    Call,
+    Formula,
+    Reading,
+    SizeOf,
+    Value,
+    Worked,
+    map_values,
+    sizes_of,
+)
+from apoptosis.structure.read_sizes import OPERATORS
 from apoptosis.structure.recording import Example, model_tensors
 from apoptosis.structure.surgery import check_fits, cut_tensors, like
 
-__all__ = ["NUMBERS", "CutProgram", "expected_arguments", "write_program"]
+__all__ = ["CutProgram", "expected_arguments", "write_program"]
 
 _TRAINING = {
     "dropout": "train",
@@ -42,8 +65,6 @@ _TRAINING = {
 """Flags that are a module's `training` in disguise, where they are off in eval mode."""
 
 _COPIES = {torch.ops.aten.lift_fresh.default: torch.ops.aten.lift_fresh_copy.default}
-
-NUMBERS = ("item.", "is_nonzero.", "_local_scalar_dense.", "equal.", "sym_size.", "_assert")
 
 
 def write_program(
@@ -78,8 +99,10 @@ class CutProgram(nn.Module):
         self._input_order = _input_order(run.signature, run.example)
         self._num_inputs = len(program.inputs)
         self._other_arguments = _without_tensors(run.signature, run.example)
-        self.fixed_sizes: tuple[tuple[int, int, int], ...] = ()
-        """Input, dimension and size of what must be as in the example: set by `replay`, which has tried."""
+        self.limits: tuple[SizeLimit, ...] = ()
+        """Sizes that inputs may have: set by `replay`, which has tried."""
+        self._shapes = tuple(value.shape for value in program.inputs)
+        self._guards: list[Guard] = []
         for name, tensor in tensors.items():
             self._hold(name, tensor, persistent=name in persistent)
         self._graph = _Writer(run.analysis, sizes, self).graph
@@ -93,8 +116,19 @@ class CutProgram(nn.Module):
                 f"This program was made from a call with {self._num_inputs} tensors and got {len(given)}. Call it as "
                 "the example inputs were passed, or trace the model with the inputs it shall get."
             )
+        given = [given[i] for i in self._input_order]
         self._check_call(given, _without_tensors(self._signature, Example(args, kwargs)))
-        results = iter(self._run(self, *(given[i] for i in self._input_order)))
+        try:
+            results = iter(self._run(self, *given))
+        except (RuntimeError, ValueError, IndexError) as error:
+            found = tuple(tuple(tensor.shape) for tensor in given)
+            if isinstance(error, (TraceError, torch.OutOfMemoryError)) or found == self._shapes:
+                raise
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise GuardError(
+                f"This program was recorded on inputs of shape {_listed(self._shapes)} and does not run on "
+                f"{_listed(found)} ({first}). {REMEDY}"
+            ) from error
         return rearranged(self._outputs, lambda _: next(results), Value)
 
     def _check_call(self, given: list[Tensor], others: dict[str, Any]) -> None:
@@ -104,12 +138,18 @@ class CutProgram(nn.Module):
                     f"This program was made from a call with {name}={self._other_arguments.get(name)!r} and got "
                     f"{value!r}. Numbers and flags are part of a program: trace the model with the ones it shall get."
                 )
-        for number, dim, size in self.fixed_sizes:
-            found = given[self._input_order[number]].shape
-            if dim >= len(found) or found[dim] != size:
-                raise TraceError(
-                    f"Input {number} of this program must have size {size} along dimension {dim}, as in the example; "
-                    f"it has shape {tuple(found)}. The model makes numbers of that size: trace it at the size you need."
+        for tensor, shape in zip(given, self._shapes, strict=True):
+            if tensor.ndim != len(shape):
+                raise GuardError(
+                    f"This program was recorded on inputs of shape {_listed(self._shapes)}, and one now has shape "
+                    f"{tuple(tensor.shape)}. {REMEDY}"
+                )
+        for limit in self.limits:
+            found = given[limit.number].shape
+            if not limit.least <= found[limit.dim] <= limit.most:
+                raise GuardError(
+                    f"Input {limit.number} of this program must have {limit} along dimension {limit.dim}, as when it "
+                    f"was recorded; it has shape {tuple(found)}. {REMEDY}"
                 )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -126,6 +166,10 @@ class CutProgram(nn.Module):
             module.register_parameter(last, tensor)
         else:
             module.register_buffer(last, tensor, persistent=persistent)
+
+
+def _listed(shapes: tuple[tuple[int, ...], ...]) -> str:
+    return ", ".join(map(str, shapes))
 
 
 def _holder(module: nn.Module, path: list[str]) -> nn.Module:
@@ -172,6 +216,23 @@ def _equal(a: Any, b: Any) -> bool:
         return False
 
 
+def _entry(arguments: dict[str, Any], at: tuple[str, int]) -> Any:
+    name, place = at
+    found = arguments.get(name)
+    if isinstance(found, (list, tuple)):
+        return found[place] if place < len(found) else None
+    return found
+
+
+def _put(arguments: dict[str, Any], at: tuple[str, int], number: Any) -> None:
+    name, place = at
+    found = arguments[name]
+    if isinstance(found, (list, tuple)):
+        arguments[name] = [number if i == place else x for i, x in enumerate(found)]
+    else:
+        arguments[name] = number
+
+
 def expected_arguments(call: Call, analysis: Analysis, size: Any) -> dict[str, Any]:
     """The call's arguments at other sizes; `size` gives that of an expression."""
     arguments = dict(call.arguments)
@@ -193,28 +254,52 @@ def expected_arguments(call: Call, analysis: Analysis, size: Any) -> dict[str, A
 class _Writer:
     """Writes the graph."""
 
-    def __init__(self, analysis: Analysis, sizes: Mapping[Axis, int], module: nn.Module) -> None:
+    def __init__(self, analysis: Analysis, sizes: Mapping[Axis, int], module: "CutProgram") -> None:
         self.graph = fx.Graph()
         self._analysis = analysis
         self._sizes = sizes
         self._module = module
         self._nodes: dict[Value, Any] = {}
-        self._open: dict[Axis, Any] = {}
+        self._open: dict[Axis | SizeOf, Any] = {}
         self._modes: dict[str, Any] = {}
         self._num_constants = 0
+        self._guards: Any = None
+        self._guarded: set[Any] = set()
+        self._of_parameters: set[Axis] = set()
         program = analysis.program
         for number, value in enumerate(program.inputs):
             self._nodes[value] = self.graph.placeholder(f"input_{number}")
         for value in program.inputs:
-            for dim, expr in enumerate(analysis.axes[value]):
-                if (axis := expr.axis) is not None and axis not in self._open:
-                    self._open[axis] = (self._nodes[value], dim)
-        for call in program.calls:
+            self._open_axes(value)
+        self._of_inputs = {axis for axis in self._open if isinstance(axis, Axis)}
+        self._of_parameters = {
+            axis
+            for value in program.tensors.values()
+            for expr in analysis.axes[value]
+            for axis in expr.axes()
+        } - self._of_inputs
+        readings = iter([*program.readings, None])
+        reading = next(readings)
+        for when, call in enumerate(program.calls):
+            while reading is not None and reading.when <= when:
+                self._guard(reading)
+                reading = next(readings)
             self._write(call)
+        while reading is not None:
+            self._guard(reading)
+            reading = next(readings)
         self.graph.output(tuple(self._node(v) for v in leaves_in(program.outputs, Value)))
+
+    def _open_axes(self, value: Value) -> None:
+        """Axes that can be read off a tensor: those of no parameter, which change from call to call."""
+        for dim, expr in enumerate(self._analysis.axes[value]):
+            axis = expr.axis
+            if axis is not None and axis not in self._open and axis not in self._of_parameters:
+                self._open[axis] = (self._nodes[value], dim)
 
     def _write(self, call: Call) -> None:
         if call.name.startswith(NUMBERS):
+            self._guard_number(call)
             return
         facts = self._analysis.facts[call]
         if facts.replacement is not None:
@@ -223,6 +308,7 @@ class _Writer:
             # What Python makes anew in every call is copied, for what follows may write to it.
             op = _COPIES.get(call.op, call.op)
             arguments = expected_arguments(call, self._analysis, self._size) | facts.frozen
+        arguments = self._measured(call, arguments)
         flag = _TRAINING.get(call.name.split(".")[0].removesuffix("_"))
         if flag is not None and arguments.get(flag) is False:
             arguments = arguments | {flag: self._training(call.module)}
@@ -230,8 +316,96 @@ class _Writer:
         if isinstance(call.returns, Value):
             self._nodes[call.returns] = node
         else:
+            if isinstance(call.returns, list):  # Python goes through them one by one
+                self.graph.call_function(check_pieces, (node, len(call.outputs)))
             for number, value in enumerate(call.outputs):
                 self._nodes[value] = self.graph.call_function(operator.getitem, (node, number))
+        for value in call.outputs:
+            self._open_axes(value)
+
+    def _measured(self, call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments as Python made them, of sizes or as plain numbers, where the plan leaves them alone."""
+        facts = self._analysis.facts[call]
+        places = dict(call.measures)
+        if call.as_passed:
+            plain = {at: _entry(call.arguments, at) for at in facts.sizes if at not in places}
+            places |= {at: n for at, n in plain.items() if isinstance(n, int)}
+        for at, formula in places.items():
+            measured = facts.sizes.get(at)
+            cut = measured is not None and size_of(measured.expr, self._sizes) != size_of(
+                measured.expr
+            )
+            moving = [size for size in sizes_of(formula) if self._moves(size)]
+            if facts.replacement is not None or cut:
+                if not isinstance(_entry(arguments, at), fx.Node):
+                    self._guard_sizes(moving, call.line)
+            elif moving or not self._follows_inputs(measured):
+                _put(arguments, at, self._number(formula))
+        return arguments
+
+    def _follows_inputs(self, measured: Size | None) -> bool:
+        """Whether a plain number measures what the inputs bring along: the model would fail at another size."""
+        return measured is not None and any(a in self._of_inputs for a in measured.expr.axes())
+
+    def _guard(self, reading: Reading) -> None:
+        """Write down that Python would decide the same again."""
+        sizes = {size for side in (reading.left, reading.right) for size in sizes_of(side)}
+        if not any(self._moves(size) for size in sizes):
+            return
+        if reading.unseen and all(self._in_inputs(size) for size in sizes if self._moves(size)):
+            return  # inputs are bound to the sizes that were tried
+        sides = self._number(reading.left), self._number(reading.right)
+        key = (reading.operator, *sides, reading.outcome)
+        if key in self._guarded or (sides[0] is sides[1]):
+            return
+        self._guarded.add(key)
+        if self._guards is None:
+            self._guards = self.graph.get_attr("_guards")
+        self.graph.call_function(check, (self._guards, len(self._module._guards), *sides))
+        self._module._guards.append(guard_of(reading))
+
+    def _guard_sizes(self, sizes: list[SizeOf], line: str) -> None:
+        for size in sizes:
+            number = size.value.shape[size.dim]
+            self._guard(Reading("eq", size, number, True, False, "", line, 0))
+
+    def _guard_number(self, call: Call) -> None:
+        """Write down that Python would read the same number again."""
+        if isinstance(call.returns, (bool, int, float)):
+            node = self._call(call.op, map_values(call.arguments, self._node))
+            self.graph.call_function(check_number, (call.line, call.returns, node))
+
+    def _moves(self, size: SizeOf) -> bool:
+        """Whether a size may be another one in another call: nothing is known of sizes of 1, which are no axes."""
+        axes = list(self._analysis.axes[size.value][size.dim].axes())
+        return not axes or any(axis not in self._of_parameters for axis in axes)
+
+    def _in_inputs(self, size: SizeOf) -> bool:
+        inputs = self._analysis.program.inputs
+        return size.value in inputs or any(
+            self._analysis.axes[size.value][size.dim].axis is expr.axis
+            for value in inputs
+            for expr in self._analysis.axes[value]
+            if expr.axis is not None
+        )
+
+    def _number(self, formula: Formula) -> Any:
+        """What Python made of sizes: a number, or a node where they change from call to call."""
+        if isinstance(formula, SizeOf):
+            if not self._moves(formula):
+                return formula.value.shape[formula.dim]
+            axis = self._analysis.axes[formula.value][formula.dim].axis
+            if axis is not None and axis in self._open:
+                return self._opened(axis)
+            self._open.setdefault(formula, (self._node(formula.value), formula.dim))
+            return self._opened(formula)
+        if not isinstance(formula, Worked):
+            return formula
+        left, right = self._number(formula.left), self._number(formula.right)
+        function = OPERATORS[formula.operator]
+        if isinstance(left, fx.Node) or isinstance(right, fx.Node):
+            return self.graph.call_function(function, (left, right))
+        return function(left, right)
 
     def _training(self, path: str) -> Any:
         """Whether the module of that path is in train mode: a part of a network may be frozen."""
@@ -284,11 +458,12 @@ class _Writer:
             return self._size(factor)
         if factor not in self._open:
             return self._sizes.get(factor, factor.size)
-        found = self._open[factor]
+        return self._opened(factor)
+
+    def _opened(self, key: Axis | SizeOf) -> Any:
+        found = self._open[key]
         if isinstance(found, tuple):
-            found = self._open[factor] = self.graph.call_function(
-                torch.ops.aten.sym_size.int, found
-            )
+            found = self._open[key] = self.graph.call_function(torch.ops.aten.sym_size.int, found)
         return found
 
     def _fold(self, function: Any, number: int | None, nodes: list[Any]) -> Any:

@@ -231,7 +231,7 @@ class Structure:
             raise PlanMismatchError(
                 f"The plan is one for a program, and that cannot be: {replay.because}."
             )
-        program.fixed_sizes = replay.fixed_sizes
+        program.limits = replay.limits
         return program
 
     def _attentions(
