@@ -76,12 +76,12 @@ def test_a_folder_names_its_network(half, own):
     _, out = half
     names: dict = {}
     exec(own.read_text(), names)
-    named = make_model(str(out))
+    named = make_model(str(out), [f"{own}:make"])
     x = torch.randn(5, 4)
     expected = ap.load(out, dense=names["make"])
     torch.testing.assert_close(named.model(x), expected(x), rtol=0, atol=0)
     assert named.name == f"{own}:make"
-    shown = run("inspect", out)
+    shown = run("inspect", out, "--dense", f"{own}:make")
     assert [group["units"] for group in shown["groups"]] == [
         named.model[0].out_features,
         named.model[2].out_features,
@@ -90,7 +90,18 @@ def test_a_folder_names_its_network(half, own):
 
 def test_a_cut_of_a_cut_is_saved_as_one_of_the_dense_network(half, own, tmp_path):
     first, out = half
-    words = ("prune", out, "--data", f"{own}:both", "--steps", 2, "--keep-params", 0.5)
+    words = (
+        "prune",
+        out,
+        "--dense",
+        f"{own}:make",
+        "--data",
+        f"{own}:both",
+        "--steps",
+        2,
+        "--keep-params",
+        0.5,
+    )
     found = run(*words, "--out", tmp_path / "quarter")
     subject = read_run(tmp_path / "quarter").settings["subject"]
     assert (subject["model"], subject["checkpoint"]) == (f"{own}:make", str(out))
@@ -104,12 +115,22 @@ def test_a_cut_of_a_cut_is_saved_as_one_of_the_dense_network(half, own, tmp_path
 
 def test_masks_of_a_cut_network_stand_on_the_cut(half, own, tmp_path):
     _, out = half
-    words = ("prune", out, "--data", f"{own}:both", "--unstructured", "--keep", 0.5)
+    words = (
+        "prune",
+        out,
+        "--dense",
+        f"{own}:make",
+        "--data",
+        f"{own}:both",
+        "--unstructured",
+        "--keep",
+        0.5,
+    )
     found = run(*words, "--out", tmp_path / "sparse")
     assert read_run(tmp_path / "sparse").settings["subject"]["model"] == str(out)
     names: dict = {}
     exec("\n".join(found["load"]), names)
-    named = make_model(str(tmp_path / "sparse"))
+    named = make_model(str(tmp_path / "sparse"), [f"{own}:make"])
     x = torch.randn(5, 4)
     torch.testing.assert_close(named.model(x), names["small"](x), rtol=0, atol=0)
     assert ap.masks_of(named.model) is not None
@@ -117,17 +138,29 @@ def test_masks_of_a_cut_network_stand_on_the_cut(half, own, tmp_path):
 
 def test_masks_stay_and_further_ones_join_them(sparse, own, tmp_path):
     _, out = sparse
-    words = ("prune", out, "--data", f"{own}:both", "--unstructured", "--keep", 0.2)
+    words = (
+        "prune",
+        out,
+        "--dense",
+        f"{own}:make",
+        "--data",
+        f"{own}:both",
+        "--unstructured",
+        "--keep",
+        0.2,
+    )
     run(*words, "--out", tmp_path / "more")
-    before = ap.masks_of(make_model(str(out)).model)
-    after = ap.masks_of(make_model(str(tmp_path / "more")).model)
+    before = ap.masks_of(make_model(str(out), [f"{own}:make"]).model)
+    after = ap.masks_of(make_model(str(tmp_path / "more"), [f"{own}:make"]).model)
     for name in before.masks:
         assert not bool((after.kept(name) & ~before.kept(name)).any())
     assert after.num_kept < before.num_kept
 
 
 def test_units_of_a_masked_network_are_refused(sparse, own):
-    said = refused("prune", sparse[1], "--data", f"{own}:both", "--keep-flops", 0.5)
+    said = refused(
+        "prune", sparse[1], "--dense", f"{own}:make", "--data", f"{own}:both", "--keep-flops", 0.5
+    )
     assert "saved without its masks. Prune units first" in said
 
 

@@ -98,7 +98,7 @@ def test_several_models_stand_in_one_table(own, tmp_path):
     ):
         done(RUN.invoke(app, ["prune", f"{own}:make", *share, *words, str(tmp_path / out)]))
     every = [f"{own}:make", tmp_path / "half", tmp_path / "few"]
-    rows = json.loads(done(evaluate(own, *every, "--json")))["models"]
+    rows = json.loads(done(evaluate(own, *every, "--dense", f"{own}:make", "--json")))["models"]
     assert [row["model"] for row in rows] == list(map(str, every))
     dense, half, few = rows
     assert half["params"] <= dense["params"] / 2
@@ -107,7 +107,7 @@ def test_several_models_stand_in_one_table(own, tmp_path):
     for row, folder in ((half, "half"), (few, "few")):
         files = [f for f in (tmp_path / folder).iterdir() if f.name != "run.json"]
         assert row["bytes"] == sum(file.stat().st_size for file in files)
-    text = " ".join(done(evaluate(own, *every)).split())
+    text = " ".join(done(evaluate(own, *every, "--dense", f"{own}:make")).split())
     assert "16 samples held out, in batches of 8" in text
     assert "nonzero" in text
     assert "%" in text

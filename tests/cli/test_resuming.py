@@ -35,7 +35,8 @@ def test_a_stopped_run_goes_on_to_the_same_end(own, tmp_path, name):
     line = result.stderr.splitlines()[-1].removeprefix("Go on: ")
     command = words_of(own, name)[0]
     folder = tmp_path / "parts.progress"
-    assert line == f"apoptosis {command} --config {folder / 'run.toml'} --resume"
+    code = f"{own}:make --data {own}:both"  # what a folder says of code is not believed
+    assert line == f"apoptosis {command} {code} --config {folder / 'run.toml'} --resume"
     assert not (tmp_path / "parts").exists()
     done(shlex.split(line)[1:])
     assert files(tmp_path / "parts") == files(tmp_path / "whole")
@@ -70,7 +71,8 @@ def test_a_stopped_run_is_not_begun_anew_unasked(own, tmp_path):
     stopped(own, "prune", "--out", out)
     said = refused(words_of(own, "prune", "--out", out))
     said = said.replace(" ", "")
-    assert f"Goonwithit:apoptosisprune--config{out}.progress/run.toml--resume" in said
+    line = f"apoptosisprune{own}:make--data{own}:both--config{out}.progress/run.toml--resume"
+    assert f"Goonwithit:{line}" in said
     assert f"beginagain:rm-r{out}.progress" in said
     done(words_of(own, "prune", "--out", out, "--dry-run"))
 

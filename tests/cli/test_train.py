@@ -71,7 +71,18 @@ def dense(own, tmp_path_factory):
 @pytest.fixture(scope="module")
 def half(own, dense, tmp_path_factory):
     out = tmp_path_factory.mktemp("half") / "half"
-    words = ("prune", dense[1], "--data", f"{own}:both", "--steps", 2, "--keep-params", 0.5)
+    words = (
+        "prune",
+        dense[1],
+        "--dense",
+        f"{own}:make",
+        "--data",
+        f"{own}:both",
+        "--steps",
+        2,
+        "--keep-params",
+        0.5,
+    )
     return run(*words, "--out", out), out
 
 
@@ -91,6 +102,7 @@ def test_a_trained_network_is_saved_and_judged_on_held_out_data(own, dense):
     assert after["loss"] < data["evaluation"]["before"]["loss"]
     assert [epoch["validation"] for epoch in data["training"]["epochs"]] == [None] * 8
     assert data["next"].startswith(f"apoptosis prune {out} --data")
+    assert f"--dense {own}:make" in data["next"]
 
 
 def test_the_best_epoch_on_validation_data_is_kept_and_shown(tmp_path):
@@ -154,7 +166,17 @@ def test_a_dry_run_says_how_many_steps_and_about_how_long_and_writes_nothing(
 ):
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "new"
-    words = ("finetune", dense[1], "--data", f"{own}:both", "--epochs", 5, "--dry-run")
+    words = (
+        "finetune",
+        dense[1],
+        "--dense",
+        f"{own}:make",
+        "--data",
+        f"{own}:both",
+        "--epochs",
+        5,
+        "--dry-run",
+    )
     more = ("--distil", 0.5, "--teacher", dense[1], "--out", out)
     data = run(*words, *more)
     assert (data["epochs"], data["batches"], data["out"]) == (5, 3, str(out))
@@ -186,7 +208,7 @@ def test_defaults_in_the_help_are_those_of_the_library():
 
 def test_finetuning_keeps_the_plan_of_a_cut_network(own, half, tmp_path):
     _, out = half
-    words = ("finetune", out, "--data", f"{own}:both", "--epochs", 4)
+    words = ("finetune", out, "--dense", f"{own}:make", "--data", f"{own}:both", "--epochs", 4)
     data = run(*words, "--out", tmp_path / "tuned")
     assert data["evaluation"]["after"]["loss"] < data["evaluation"]["before"]["loss"]
     before, after = read_run(out), read_run(tmp_path / "tuned")
@@ -196,16 +218,28 @@ def test_finetuning_keeps_the_plan_of_a_cut_network(own, half, tmp_path):
     names: dict = {}
     exec("\n".join(data["load"]), names)
     x = torch.randn(3, 4)
-    again = make_model(str(tmp_path / "tuned")).model
+    again = make_model(str(tmp_path / "tuned"), [f"{own}:make"]).model
     torch.testing.assert_close(names["small"](x), again(x), rtol=0, atol=0)
 
 
 def test_finetuning_keeps_masks(own, dense, tmp_path):
-    words = ("prune", dense[1], "--data", f"{own}:both", "--unstructured", "--keep", 0.3)
+    words = (
+        "prune",
+        dense[1],
+        "--dense",
+        f"{own}:make",
+        "--data",
+        f"{own}:both",
+        "--unstructured",
+        "--keep",
+        0.3,
+    )
     run(*words, "--out", tmp_path / "few")
     run(
         "finetune",
         tmp_path / "few",
+        "--dense",
+        f"{own}:make",
         "--data",
         f"{own}:both",
         "--epochs",
@@ -213,14 +247,16 @@ def test_finetuning_keeps_masks(own, dense, tmp_path):
         "--out",
         tmp_path / "on",
     )
-    before, after = (ap.masks_of(make_model(str(tmp_path / n)).model) for n in ("few", "on"))
+    before, after = (
+        ap.masks_of(make_model(str(tmp_path / n), [f"{own}:make"]).model) for n in ("few", "on")
+    )
     assert after.same_as(before)
     old, new = (load_file(tmp_path / n / "model.safetensors") for n in ("few", "on"))
     assert not torch.equal(old["0.weight"], new["0.weight"])
 
 
 def test_a_teacher_is_followed_and_must_be_named(own, half, dense, tmp_path):
-    words = ("finetune", half[1], "--data", f"{own}:both", "--epochs", 1)
+    words = ("finetune", half[1], "--dense", f"{own}:make", "--data", f"{own}:both", "--epochs", 1)
     assert "none was named. Name one: --teacher" in refused(*words, "--distil", 0.5)
     assert "Say how much: --distil 0.5" in refused(*words, "--teacher", dense[1])
     plain = run(*words, "--out", tmp_path / "a")
@@ -229,7 +265,18 @@ def test_a_teacher_is_followed_and_must_be_named(own, half, dense, tmp_path):
 
 
 def test_pruning_trains_after_each_round(own, dense, tmp_path):
-    words = ("prune", dense[1], "--data", f"{own}:both", "--steps", 2, "--epochs", 2)
+    words = (
+        "prune",
+        dense[1],
+        "--dense",
+        f"{own}:make",
+        "--data",
+        f"{own}:both",
+        "--steps",
+        2,
+        "--epochs",
+        2,
+    )
     data = run(*words, "--keep-params", "0.6,0.3", "--out", tmp_path / "small")
     assert [len(own["epochs"]) for own in data["training"]] == [2, 2]
     saved = [tmp_path / "small-params0.6", tmp_path / "small"]
@@ -237,7 +284,9 @@ def test_pruning_trains_after_each_round(own, dense, tmp_path):
     shares = [next(s for s in read_run(p).spent if s.what == "params").got for p in saved]
     assert 0.3 < shares[0] <= 0.6
     assert shares[1] <= 0.3
-    text = RUN.invoke(app, ["evaluate", *map(str, saved), "--data", f"{own}:both"])
+    text = RUN.invoke(
+        app, ["evaluate", *map(str, saved), "--dense", f"{own}:make", "--data", f"{own}:both"]
+    )
     assert text.exit_code == 0
     one = run(*words, "--keep-params", "0.3", "--out", tmp_path / "one")
     assert [len(own["epochs"]) for own in one["training"]] == [2]
@@ -245,14 +294,24 @@ def test_pruning_trains_after_each_round(own, dense, tmp_path):
 
 
 def test_single_weights_are_trained_after_each_stage(own, dense, tmp_path):
-    words = ("prune", dense[1], "--data", f"{own}:both", "--unstructured", "--keep", 0.3)
+    words = (
+        "prune",
+        dense[1],
+        "--dense",
+        f"{own}:make",
+        "--data",
+        f"{own}:both",
+        "--unstructured",
+        "--keep",
+        0.3,
+    )
     data = run(*words, "--stages", 2, "--epochs", 1, "--out", tmp_path / "few")
     assert len(data["training"]) == 2
-    assert ap.masks_of(make_model(str(tmp_path / "few")).model) is not None
+    assert ap.masks_of(make_model(str(tmp_path / "few"), [f"{own}:make"]).model) is not None
 
 
 def test_what_cannot_be_meant_is_refused(own, half):
-    data = ("--data", f"{own}:both")
+    data = ("--dense", f"{own}:make", "--data", f"{own}:both")
     prune = ("prune", half[1], *data, "--keep-params")
     assert "round by round, with training after each. Say how long" in refused(*prune, "0.6,0.3")
     assert "less than the one before" in refused(*prune, "0.3,0.6", "--epochs", 1)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from apoptosis.checkpoint.number_types import ALL_DTYPES
 from apoptosis.checkpoint.record import SavedRun
 from apoptosis.errors import CheckpointError
 from apoptosis.masks import masks_of, release_
@@ -49,7 +50,7 @@ def in_saved_types(dense: nn.Module, run: SavedRun) -> nn.Module:
     saved = dict(run.other_dtypes) | run.dtypes
     changed: dict[int, Tensor] = {}
     for name, tensor in model_tensors(dense).items():
-        dtype = getattr(torch, saved.get(name, ""), tensor.dtype)
+        dtype = ALL_DTYPES.get(saved.get(name, ""), tensor.dtype)
         if tensor.dtype != dtype and tensor.is_floating_point() and dtype.is_floating_point:
             new = tensor.detach().to(dtype)
             is_parameter = isinstance(tensor, nn.Parameter)

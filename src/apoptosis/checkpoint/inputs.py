@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apoptosis.checkpoint.number_types import dtype_name
+from apoptosis.checkpoint.number_types import ALL_DTYPES, dtype_name
 from apoptosis.errors import CheckpointError
 
 __all__ = ["describe", "zeros_like_description"]
@@ -59,8 +59,8 @@ def zeros_like_description(form: Any, device: torch.device) -> Any:
 
 
 def _zeros(shape: list[int], name: str, device: torch.device) -> Tensor:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
+    dtype = ALL_DTYPES.get(name)
+    if dtype is None:
         raise CheckpointError(
             f"This version of torch has no numbers of type {name!r:.40}. Use the one that wrote the checkpoint."
         )

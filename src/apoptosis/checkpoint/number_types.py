@@ -2,7 +2,7 @@
 
 import torch
 
-__all__ = ["CODES", "DTYPES", "dtype_name"]
+__all__ = ["ALL_DTYPES", "CODES", "DTYPES", "dtype_name"]
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -29,3 +29,6 @@ CODES = {
 
 DTYPES = {dtype_name(dtype): dtype for dtype in CODES}
 """By the names they have in `run.json`."""
+
+ALL_DTYPES = {dtype_name(own): own for own in vars(torch).values() if isinstance(own, torch.dtype)}
+"""All that this torch has, by name: a name in a file is looked up here, for torch's own look-up imports modules."""

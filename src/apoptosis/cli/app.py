@@ -17,7 +17,13 @@ from apoptosis.cli.compare_command import compare
 from apoptosis.cli.evaluate_command import evaluate
 from apoptosis.cli.kinds import TwoKinds
 from apoptosis.cli.option_groups import spread
-from apoptosis.cli.options import LARGEST_SEED, AggregationOption, ModelArgument, plain_place
+from apoptosis.cli.options import (
+    LARGEST_SEED,
+    AggregationOption,
+    DenseOption,
+    ModelArgument,
+    plain_place,
+)
 from apoptosis.cli.prune_command import prune
 from apoptosis.cli.refusals import INTERRUPTED, errors_shown, say_interrupted
 from apoptosis.cli.subject_options import SubjectOptions
@@ -163,6 +169,7 @@ def inspect(  # noqa: PLR0913 - one parameter per option is how typer reads a co
         list[str] | None,
         typer.Option(help="Show only groups whose name fits, as 'layer1.*'; '!…' leaves out."),
     ] = None,
+    dense: DenseOption = None,
     meta: Annotated[
         bool, typer.Option("--meta", help="Build the model without memory: shapes alone.")
     ] = False,
@@ -189,6 +196,7 @@ def inspect(  # noqa: PLR0913 - one parameter per option is how typer reads a co
                 inputs=inputs or [],
                 kinds=kind or [],
                 names=name or [],
+                dense=dense or [],
                 meta=meta,
                 as_json=as_json,
             )

@@ -209,6 +209,7 @@ def _check_budgets(options: ComparisonOptions, subject: Subject) -> None:
 
 def _facts(options: ComparisonOptions) -> dict[str, Any]:
     subject = asdict(options.subject) | {"weights": None}
+    del subject["dense"]
     if options.subject.weights is not None:
         subject["weights"] = str(options.subject.weights)
     return {

@@ -23,6 +23,7 @@ import typer
 
 from apoptosis.cli.names import nearest
 from apoptosis.cli.refusals import show_refusal
+from apoptosis.cli.typed_line import key_of
 from apoptosis.errors import ConfigError
 
 __all__ = ["OWN", "as_toml", "config_option", "key_of", "read_config", "was_given"]
@@ -87,16 +88,6 @@ def read_config(path: Path, command: str, commands: Iterable[str]) -> dict[str, 
     taken = _written_by_key(path, below)
     left = {key: written for key, written in _written_by_key(path, top).items() if key not in taken}
     return {written: top[written] for written in left.values()} | below
-
-
-def key_of(parameter: Any) -> str:
-    """The name of a parameter in a file: of an option its longest word, without dashes before.
-
-    >>> from types import SimpleNamespace
-    >>> key_of(SimpleNamespace(opts=["--keep-flops"], name="keep_flops"))
-    'keep-flops'
-    """
-    return max(parameter.opts, key=len).lstrip("-").replace("_", "-").lower()
 
 
 def was_given(context: typer.Context, parameter: Any) -> bool:

@@ -21,8 +21,8 @@ from apoptosis.cli.figures import (
     number,
     seconds,
 )
-from apoptosis.cli.named_models import is_checkpoint
 from apoptosis.cli.names import counted
+from apoptosis.cli.origins import is_checkpoint
 from apoptosis.cli.result_tables import plain_table
 from apoptosis.cli.splits import check_one_split
 from apoptosis.cli.subject import Subject, find_named_data, find_subject, seeded

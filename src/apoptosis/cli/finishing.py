@@ -15,8 +15,9 @@ from torch import nn
 
 from apoptosis.checkpoint import Journal, save
 from apoptosis.cli.figures import evaluation_as_data
-from apoptosis.cli.named_models import NamedModel, is_checkpoint, joined
+from apoptosis.cli.named_models import NamedModel, joined
 from apoptosis.cli.names import sentence
+from apoptosis.cli.origins import is_checkpoint
 from apoptosis.cli.resuming import Asked, noted
 from apoptosis.cli.splits import split_seed
 from apoptosis.cli.subject import Subject, train_if_new_
@@ -145,6 +146,7 @@ def subject_as_data(options: SubjectOptions, named: NamedModel) -> dict[str, Any
     """What was worked on, for `run.json`: with the model that makes the network again when the checkpoint is read."""
     facts = asdict(options) | {"weights": _text(options.weights), "model": named.name}
     facts["split_seed"] = split_seed(options)
+    del facts["dense"]  # of use on the line alone
     return facts if named.folder is None else facts | {"checkpoint": str(named.folder)}
 
 

@@ -27,6 +27,7 @@ class InspectOptions:
     inputs: list[str]
     kinds: list[str]
     names: list[str]
+    dense: list[str]
     meta: bool
     as_json: bool
 
@@ -35,7 +36,7 @@ def run_inspect(options: InspectOptions) -> None:
     """Trace the model and show its structure."""
     for kind in options.kinds:
         check_name("kind", kind, KINDS)
-    named = find_model(options.model, options.inputs, meta=options.meta)
+    named = find_model(options.model, options.inputs, dense=options.dense, meta=options.meta)
     structure = trace(named.model, named.example_inputs)
     groups = structure.groups
     if options.kinds or options.names:

@@ -1,24 +1,25 @@
 """A model that a person named, and what is known of it besides; networks of checkpoints, named by their folder.
 
-A checkpoint says which model it was made from (`settings["subject"]["model"]`), so its folder is enough. That model is
-made again: a function in a file is called again.
+A checkpoint says which model it was made from (`settings["subject"]["model"]`), so its folder is enough where that is a
+network of this library or of an installed one. Of others the name is typed too (`origins`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from apoptosis.checkpoint import load_outcome, read_run
+from apoptosis.checkpoint import load_outcome
 from apoptosis.cli.names import quoted
+from apoptosis.cli.origins import UntypedNameError, origin_of
 from apoptosis.errors import ApoptosisError, CheckpointError
 from apoptosis.masks import MaskPlan
 from apoptosis.records import Outcome
 from apoptosis.structure import Plan
 
-__all__ = ["NamedModel", "is_checkpoint", "joined", "saved_model"]
+__all__ = ["NamedModel", "joined", "saved_model"]
 
 
 @dataclass(frozen=True)
@@ -46,33 +47,33 @@ class NamedModel:
     folder: Path | None = None
 
 
-def is_checkpoint(name: str | Path) -> bool:
-    """Whether a folder of that name holds a checkpoint."""
-    return (Path(name).expanduser() / "run.json").is_file()
-
-
-def saved_model(name: str, make: Callable[[str], NamedModel]) -> NamedModel:
+def saved_model(
+    name: str, make: Callable[[str], NamedModel], dense: Iterable[str] = ()
+) -> NamedModel:
     """The network of a checkpoint.
 
     Args:
         name: its folder.
         make: makes the model that it was made from, by name.
+        dense: names of models that were typed beside it; others that are a person's own are not made.
 
     Raises:
         CheckpointError: it does not say from which, or that one cannot be made.
-    """
-    origin = _origin(name)
+    """  # noqa: DOC501 - the refusal of a name nobody typed comes through
+    origin = origin_of(name, dense)
     try:
-        dense = make(origin)
+        made = make(origin)
+    except UntypedNameError:
+        raise
     except ApoptosisError as error:
         raise CheckpointError(
             f"The checkpoint {name} was made from the model {origin}, which cannot be made here. {error}"
         ) from error
     folder = Path(name).expanduser()
-    outcome = load_outcome(folder, dense.model)
-    inputs = dense.example_inputs if outcome.example_inputs is None else outcome.example_inputs
+    outcome = load_outcome(folder, made.model)
+    inputs = made.example_inputs if outcome.example_inputs is None else outcome.example_inputs
     return replace(
-        dense,
+        made,
         model=outcome.model,
         example_inputs=inputs,
         has_random_weights=False,
@@ -101,17 +102,6 @@ def joined(named: NamedModel, outcome: Outcome[Any]) -> tuple[Outcome[Any], Name
         name=str(named.folder),
         maker=f"lambda: ap.load({place}, dense={_parenthesised(named.maker)})",
     )
-
-
-def _origin(name: str) -> str:
-    subject = read_run(name).settings.get("subject")
-    found = subject.get("model") if isinstance(subject, dict) else None
-    if not isinstance(found, str):
-        raise CheckpointError(
-            f"The checkpoint {name} does not say which model it was made from: it was not saved by a command. Let a "
-            f"function load it and name that: my_nets.py:small with `def small(): return ap.load({name!r}, dense=…)`."
-        )
-    return found
 
 
 def _parenthesised(maker: str) -> str:

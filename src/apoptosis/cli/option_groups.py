@@ -16,11 +16,16 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+import typer
 from typer.models import ParameterInfo
 
 from apoptosis.cli.config_files import config_option
+from apoptosis.cli.config_trust import check_code_is_typed
+from apoptosis.cli.refusals import show_refusal
+from apoptosis.errors import ConfigError
 
 __all__ = ["Group", "spread"]
 
@@ -49,13 +54,21 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def gathered(**values: Any) -> None:
-        values.pop("config")
+        _check_config(values["context"], values.pop("config"))
         # A group may have the name of one of its options, so all are taken out first.
         own = {name: {one: values.pop(one) for one in names} for name, (_, names) in made.items()}
         command(**values, **{name: made[name][0](**of) for name, of in own.items()})
 
     gathered.__signature__ = inspect.Signature(_positional_first(parameters))  # type: ignore[attr-defined]
     return gathered
+
+
+def _check_config(context: typer.Context, config: Path | None) -> None:
+    try:
+        check_code_is_typed(context, config)
+    except ConfigError as error:
+        show_refusal(error, context)
+        raise typer.Exit(2) from error
 
 
 def _group(annotation: Any) -> tuple[type | None, Group]:

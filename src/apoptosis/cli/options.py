@@ -15,6 +15,7 @@ __all__ = [
     "AggregationOption",
     "BatchSizeOption",
     "DataOption",
+    "DenseOption",
     "DeviceOption",
     "JsonOption",
     "ModelArgument",
@@ -146,6 +147,15 @@ WeightsOption = Annotated[
     typer.Option(
         help="Trained weights: FILE.safetensors, what torch.save wrote of a state_dict, or the folder of a checkpoint "
         "of the same shapes.",
+        show_default=False,
+    ),
+]
+DenseOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dense",
+        help="What makes the network that a checkpoint was made from, where that is a function of yours: "
+        "my_nets.py:make. Checkpoints name it, and only what is typed is run. May be repeated.",
         show_default=False,
     ),
 ]

@@ -10,6 +10,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from apoptosis.cli.names import sentence
+from apoptosis.cli.typed_line import typed_line
 from apoptosis.errors import ApoptosisError
 
 __all__ = ["INTERRUPTED", "Stopped", "errors_shown", "say", "say_interrupted", "show_refusal"]
@@ -50,6 +51,8 @@ def show_refusal(error: Exception, context: typer.Context) -> None:
     )
     if not debug:
         console.print("Where it came from: apoptosis --debug " + str(context.info_name) + " …")
+    if words := getattr(error, "to_type", None):
+        console.print(Text(f"With it: {typed_line(context, words)}"), soft_wrap=True)
     for note in getattr(error, "__notes__", ()):  # such as the command that goes on
         console.print(Text(note), soft_wrap=True)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from apoptosis.cli.config_files import OWN, as_toml, key_of, was_given
+from apoptosis.cli.config_trust import MAKERS, names_code
 from apoptosis.cli.options import Shares
 from apoptosis.cli.refusals import Stopped, say
 from apoptosis.errors import BudgetError, CheckpointError, ConfigError, NonFiniteError
@@ -150,8 +151,13 @@ def _folder(place: Path) -> Path:
 
 
 def _line(asked: Asked, folder: Path) -> str:
+    """What goes on with the run; code is named anew, for none is run that stands in a folder alone."""
     config = str(folder / "run.toml")
-    return shlex.join(["apoptosis", asked.command, "--config", config, "--resume"])
+    code: list[str] = []
+    for key, texts in asked.given.items():
+        for text in filter(names_code, texts if key in MAKERS else ()):
+            code += [text] if key == "model" else [f"--{key}", text]
+    return shlex.join(["apoptosis", asked.command, *code, "--config", config, "--resume"])
 
 
 def _removal(folder: Path) -> str:

@@ -6,16 +6,16 @@
     transformers:path/to/folder     a folder with a transformers `config.json`, and weights if they are there
     package.module:make             a function without arguments that returns a model, or a model and its example inputs
     path/to/file.py:make            the same, in a file
-    path/to/folder                  a checkpoint that a command has saved
+    path/to/folder                  a checkpoint that a command has saved; `origins` says which need a second name
 
 Weights are whatever the function gives, and those of a transformers folder that has some, and those of a checkpoint;
 other library models have random ones.
 """
 
-import importlib
+import inspect
 import keyword
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -25,34 +25,37 @@ import torch
 from torch import Tensor, nn
 
 from apoptosis.cli.functions import call_function, check_has_function, is_function_name
-from apoptosis.cli.named_models import NamedModel, is_checkpoint, saved_model
-from apoptosis.cli.names import nearest, quoted, sentence
-from apoptosis.errors import ConfigError
+from apoptosis.cli.libraries import library
+from apoptosis.cli.named_models import NamedModel, saved_model
+from apoptosis.cli.names import nearest, quoted
+from apoptosis.cli.origins import is_checkpoint
+from apoptosis.cli.transformers_folders import transformers_model
+from apoptosis.errors import CheckpointError, ConfigError
 from apoptosis.models import MODELS
 
 __all__ = ["NamedModel", "find_model", "make_model", "parse_shape"]
 
-TRANSFORMERS_WEIGHTS = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
+
+WEIGHTS = ("weights", "weights_backbone")
+"""By which torchvision is asked for weights."""
 
 
-def find_model(name: str, shapes: list[str], *, meta: bool = False) -> NamedModel:
+def find_model(
+    name: str, shapes: list[str], *, dense: Iterable[str] = (), meta: bool = False
+) -> NamedModel:
     """The model of that name, and zeros of those shapes to run it on, or inputs it is known to take.
 
     Args:
         name: see the module's docstring.
         shapes: `1x3x224x224`, one for each positional argument; `int:1x16` for token ids. Empty: the model's own.
+        dense: as of `make_model`.
         meta: build on the meta device: shapes alone, no memory.
 
     Raises:
         ConfigError: there is no such model, or no inputs are known for it.
     """
     with torch.device("meta" if meta else "cpu"):
-        named = make_model(name)
+        named = make_model(name, dense)
     if meta:
         named.model.to("meta")  # a checkpoint has numbers
     known = named.example_inputs
@@ -66,13 +69,20 @@ def find_model(name: str, shapes: list[str], *, meta: bool = False) -> NamedMode
     return replace(named, example_inputs=_to_meta(known) if meta else known)
 
 
-def make_model(name: str) -> NamedModel:
+def make_model(name: str, dense: Iterable[str] = ()) -> NamedModel:
     """The model of that name, whether inputs are known for it or not.
+
+    Args:
+        name: see the module's docstring.
+        dense: names of a person's own models that checkpoints may be made from.
 
     Raises:
         ConfigError: there is no such model.
     """
-    named = _made(name)
+    return _checked(name, _made(name, tuple(dense), ()))
+
+
+def _checked(name: str, named: NamedModel) -> NamedModel:
     if not isinstance(named.model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"{name} gave {type(named.model).__name__}, which is no torch.nn.Module.")
     return named if named.name else replace(named, name=name)
@@ -99,7 +109,8 @@ def parse_shape(text: str) -> Tensor:
         ) from error
 
 
-def _made(name: str) -> NamedModel:
+def _made(name: str, dense: tuple[str, ...], within: tuple[Path, ...]) -> NamedModel:
+    """Made by name; `within` are the checkpoints that lead to it."""
     if name in MODELS:
         entry = MODELS[name]
         return NamedModel(
@@ -110,7 +121,7 @@ def _made(name: str) -> NamedModel:
             has_random_weights=True,
         )
     if is_checkpoint(name):
-        return saved_model(name, make_model)
+        return _saved(name, dense, within)
     source, _, rest = name.partition(":")
     if source in _LIBRARIES and rest:
         return _LIBRARIES[source](rest)
@@ -124,6 +135,17 @@ def _made(name: str) -> NamedModel:
             "checkpoints, and module:function or file.py:function for your own."
         )
     return _own(name)
+
+
+def _saved(name: str, dense: tuple[str, ...], within: tuple[Path, ...]) -> NamedModel:
+    folder = Path(name).expanduser().resolve()
+    if folder in within:
+        raise CheckpointError(
+            f"The checkpoint {name} says that it was made from itself: {' from '.join(map(str, within))}. No command "
+            "saves such a one. Get it again from where it comes from."
+        )
+    chain = (*within, folder)
+    return saved_model(name, lambda origin: _checked(origin, _made(origin, dense, chain)), dense)
 
 
 def _check_is_no_folder(name: str) -> None:
@@ -182,7 +204,7 @@ def _is_importable(path: Path) -> bool:
 
 
 def _timm(name: str) -> NamedModel:
-    timm = _library("timm")
+    timm = library("timm")
     if not timm.is_model(name):
         names = timm.list_models()
         near = ", ".join(get_close_matches(name, names, n=5)) or "a list: timm.list_models()"
@@ -198,68 +220,21 @@ def _timm(name: str) -> NamedModel:
 
 
 def _torchvision(name: str) -> NamedModel:
-    models = _library("torchvision").models
+    models = library("torchvision").models
     try:
-        model = models.get_model(name, weights=None)
+        builder = models.get_model_builder(name)
     except ValueError as error:
         near = nearest(name, models.list_models())
         raise ConfigError(f"torchvision has no model {name!r}.{near} It says: {error}.") from error
+    # Models on a backbone would fetch its weights.
+    words = [f"{word}=None" for word in WEIGHTS if word in inspect.signature(builder).parameters]
     return NamedModel(
-        model,
+        builder(**dict.fromkeys(word.partition("=")[0] for word in words)),
         (torch.zeros(1, 3, 224, 224),),
         "import torchvision",
-        f"lambda: torchvision.models.get_model({quoted(name)}, weights=None)",
+        f"lambda: torchvision.models.get_model({', '.join([quoted(name), *words])})",
         has_random_weights=True,
     )
-
-
-def _transformers(folder: str) -> NamedModel:
-    transformers = _library("transformers")
-    if not (Path(folder) / "config.json").is_file():
-        raise ConfigError(
-            f"There is no {Path(folder) / 'config.json'}. Give a folder with a model's configuration."
-        )
-    has_weights = any((Path(folder) / name).is_file() for name in TRANSFORMERS_WEIGHTS)
-    try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-        architecture = getattr(transformers, (config.architectures or ["AutoModel"])[0])
-        if has_weights and torch.get_default_device().type != "meta":
-            model = architecture.from_pretrained(folder, local_files_only=True)
-        else:
-            model = getattr(architecture, "from_config", architecture)(config)
-    except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        raise ConfigError(
-            f"transformers cannot make the model of {folder}: {type(error).__name__}: "
-            f"{sentence(lines[0][:200])} Look at its config.json, at `architectures` and `model_type` first."
-        ) from error
-    made, place = f"lambda: transformers.{type(model).__name__}", quoted(folder)
-    return NamedModel(
-        model,
-        {"input_ids": torch.zeros(1, 16, dtype=torch.int64)},
-        "import transformers",
-        f"{made}.from_pretrained({place}, local_files_only=True)"
-        if has_weights
-        else f"{made}(transformers.AutoConfig.from_pretrained({place}))",
-        has_random_weights=not has_weights,
-    )
-
-
-def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        # Naming the torch that is there keeps pip from putting another in its place.
-        raise ConfigError(
-            f"{name} cannot be imported: {sentence(str(error))} Install it: pip install {name} "
-            f"'torch=={torch.__version__}'"
-        ) from error
-    except RuntimeError as error:  # torchvision's compiled operations were built for another torch
-        raise ConfigError(
-            f"{name} cannot be imported: {sentence(str(error))} torchvision's compiled part does not fit the installed "
-            f"torch {torch.__version__}: install the torchvision that was built for it, from the index that torch came "
-            "from."
-        ) from error
 
 
 def _to_meta(inputs: Any) -> Any:
@@ -275,5 +250,5 @@ def _to_meta(inputs: Any) -> Any:
 _LIBRARIES: dict[str, Callable[[str], NamedModel]] = {
     "timm": _timm,
     "torchvision": _torchvision,
-    "transformers": _transformers,
+    "transformers": transformers_model,
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from apoptosis.checkpoint import read_run
-from apoptosis.cli.named_models import is_checkpoint
+from apoptosis.cli.origins import is_checkpoint
 from apoptosis.cli.subject_options import DataOptions, SubjectOptions
 from apoptosis.data import is_data_set_name
 from apoptosis.errors import DataError

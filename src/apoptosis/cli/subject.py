@@ -108,7 +108,7 @@ def find_subject(
         ApoptosisError: one of them cannot be found, or they do not fit.
     """
     device = _device(options.device)
-    named = make_model(options.model)
+    named = make_model(options.model, options.dense or ())
     if options.weights is not None:
         load_weights_(named.model, options.weights)
     named.model.to(device).eval()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from apoptosis.cli.options import (
     BatchSizeOption,
     DataOption,
+    DenseOption,
     DeviceOption,
     ModelArgument,
     SamplesOption,
@@ -21,6 +22,7 @@ class DataOptions:
 
     data: DataOption
     weights: WeightsOption = None
+    dense: DenseOption = None
     samples: SamplesOption = None
     batch_size: BatchSizeOption = None
     device: DeviceOption = "cpu"

@@ -121,4 +121,5 @@ def _teacher(options: TrainOptions, subject: Subject) -> nn.Module:
     if options.teacher is None:
         return subject.model
     device = next(subject.model.parameters()).device
-    return make_model(options.teacher).model.to(device).eval()
+    made = make_model(options.teacher, options.subject.dense or ())
+    return made.model.to(device).eval()

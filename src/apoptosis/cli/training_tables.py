@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
+from apoptosis.cli.config_trust import names_code
 from apoptosis.cli.figures import duration, metric, metric_name, number, seconds
 from apoptosis.cli.finishing import Finished
 from apoptosis.cli.names import counted
@@ -153,11 +154,13 @@ def training_lines(trainings: Sequence[Mapping[str, Any]]) -> list[str]:
 def next_command(result: TrainResult) -> tuple[str, str]:
     """A dense network can be pruned; a pruned one be put beside the one it was made from."""
     run, data = result.run, result.options.data
+    model, dense = result.options.model, result.options.dense or []
+    dense = [*dense, model] if names_code(model) else dense  # the checkpoint alone is not enough
     if run.named.saved is None:
         asked = type(run.asked)("prune", {}, {"model": [str(run.saved)], "data": [data]})
-        return asked.line(keep_flops=0.5, epochs=3), "half the network, fine-tuned"
+        return asked.line(dense=dense, keep_flops=0.5, epochs=3), "half the network, fine-tuned"
     asked = type(run.asked)("evaluate", {}, {"model": [str(run.named.folder), str(run.saved)]})
-    return asked.line(data=data), "before and after in one table"
+    return asked.line(dense=dense, data=data), "before and after in one table"
 
 
 def _line(number: int, of: int, training: Mapping[str, Any]) -> str:

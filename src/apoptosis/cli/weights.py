@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from apoptosis.checkpoint import load_outcome, read_run
-from apoptosis.cli.named_models import is_checkpoint
 from apoptosis.cli.names import sentence
+from apoptosis.cli.origins import is_checkpoint
 from apoptosis.cli.torch_masks import keep_masks_, without_torch_masks
 from apoptosis.errors import CheckpointError
 from apoptosis.masks import MaskPlan, mask_
