@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from apoptosis.data.augmentation import Augmentation
-from apoptosis.data.cifar_files import LAYOUTS, read_npz, read_python
+from apoptosis.data.cifar_files import LAYOUTS, check_is_file, read_npz, read_python
 from apoptosis.data.splits import DataSet, Split, check_labels
 from apoptosis.errors import ConfigError, DataError
 
@@ -80,6 +80,8 @@ def load_cifar(
         raise DataError(
             f"{kind} was asked for at {path}, and nothing is there. {LAYOUTS[kind].remedy}"
         )
+    if not path.is_dir():
+        check_is_file(path)
     is_npz = path.is_file() and (path.suffix == ".npz" or zipfile.is_zipfile(path))
     arrays = read_npz(path) if is_npz else read_python(path, LAYOUTS[kind])
     (images, labels), test = (

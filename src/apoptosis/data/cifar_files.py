@@ -4,6 +4,8 @@ Whatever the layout, the result is the same four arrays: x_train and x_test, byt
 """
 
 import gzip
+import io
+import math
 import tarfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -17,12 +19,13 @@ from numpy.typing import NDArray
 
 from apoptosis.data.safe_pickles import read_pickle
 from apoptosis.errors import DataError
+from apoptosis.reading import ARRAYS, CIFAR, UnfitFileError, check_length, open_file, read_file
 
-__all__ = ["LAYOUTS", "Layout", "read_npz", "read_python"]
+__all__ = ["LAYOUTS", "Layout", "check_is_file", "read_npz", "read_python", "unpacked"]
 
-ARRAYS = ("x_train", "y_train", "x_test", "y_test")
-MOST_BYTES = 2**29
-"""Of one file in a tar file; CIFAR-100's largest has 155 MB."""
+NAMES = ("x_train", "y_train", "x_test", "y_test")
+MOST_PACKED = 20
+"""Times smaller than its content a member of a zip file may be where that is large; pictures are not three times."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Layout:
         """What a person can do who has no such files."""
         return (
             f"Get https://www.cs.toronto.edu/~kriz/{self.archive} and give its path (it need not be unpacked), or that "
-            f"of the folder {self.folder}, or of an .npz with {', '.join(ARRAYS)}."
+            f"of the folder {self.folder}, or of an .npz with {', '.join(NAMES)}."
         )
 
 
@@ -64,28 +67,64 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
 )
 
 
-def read_npz(path: Path, names: Sequence[str] = ARRAYS) -> dict[str, NDArray[Any]]:
+def check_is_file(path: Path) -> None:
+    """Refuse pipes and devices, before anybody waits for them.
+
+    Raises:
+        DataError: it is one.
+    """
+    try:
+        open_file(path).close()
+    except UnfitFileError as error:
+        raise DataError(f"{error}. Give a file of data.") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}. Give one that may be read.") from error
+
+
+def read_npz(path: Path, names: Sequence[str] = NAMES) -> dict[str, NDArray[Any]]:
     """Arrays of an `.npz`, all four unless said.
 
     Raises:
         DataError: it is damaged, lacks one, or holds one that only a pickle can hold.
     """
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
+        with open_file(path) as file, np.load(file, allow_pickle=False) as held:
+            _check_members(held, names)
             missing = [name for name in names if name not in held]
             if not missing:
                 return {name: held[name] for name in names}
             found = ", ".join(held.files) or "nothing"
+    except UnfitFileError as error:
+        raise DataError(f"{path}: {error}. Write it again with np.savez.") from error
     except (
         Exception
     ) as error:  # a damaged header makes numpy raise whatever its parser stumbles over
         raise DataError(
-            f"{path} cannot be read as an .npz with {', '.join(ARRAYS)} ({type(error).__name__}: {error}). It is "
+            f"{path} cannot be read as an .npz with {', '.join(NAMES)} ({type(error).__name__}: {error}). It is "
             "damaged, or another file; write it again with np.savez, arrays of numbers only."
         ) from error
     raise DataError(
-        f"{path} has no {', '.join(missing)}; found {found}. Write an .npz with {', '.join(ARRAYS)}."
+        f"{path} has no {', '.join(missing)}; found {found}. Write an .npz with {', '.join(NAMES)}."
     )
+
+
+def _check_members(held: Any, names: Sequence[str]) -> None:
+    """Arrays have as many bytes as their headers say, and are not made of next to nothing."""
+    for name in names:
+        if name not in held:
+            continue
+        about = held.zip.getinfo(f"{name}.npy")
+        if about.file_size > MOST_PACKED * about.compress_size:
+            check_length(name, about.file_size, ARRAYS)
+        with held.zip.open(about) as member:
+            version = np.lib.format.read_magic(member)
+            read = np.lib.format.read_array_header_1_0
+            read = np.lib.format.read_array_header_2_0 if version == (2, 0) else read
+            shape, _, dtype = read(member)
+            expected = math.prod(shape) * dtype.itemsize
+            found = about.file_size - member.tell()
+        if expected != found and not dtype.hasobject:
+            raise ValueError(f"{name} has {found:,} bytes for an array of shape {shape}, {dtype}")
 
 
 def read_python(path: Path, layout: Layout) -> dict[str, NDArray[Any]]:
@@ -112,7 +151,9 @@ def read_python(path: Path, layout: Layout) -> dict[str, NDArray[Any]]:
 def _from_folder(path: Path, folder: str, wanted: tuple[str, ...]) -> dict[str, bytes]:
     root = path / folder if (path / folder).is_dir() else path
     try:
-        return {name: (root / name).read_bytes() for name in wanted if (root / name).is_file()}
+        return {name: read_file(root / name, CIFAR) for name in wanted if (root / name).exists()}
+    except UnfitFileError as error:
+        raise DataError(f"{error}. Get the files again from where they are handed out.") from error
     except OSError as error:
         raise DataError(f"A file of {root} cannot be read: {error}.") from error
 
@@ -122,7 +163,7 @@ def _from_tar(path: Path, folder: str, wanted: tuple[str, ...]) -> dict[str, byt
     names = {f"{folder}/{name}": name for name in wanted}
     contents: dict[str, bytes] = {}
     try:
-        with _unzipped(path) as stream:
+        with unpacked(path) as stream:
             with tarfile.open(fileobj=stream, mode="r|") as held:
                 for member in held:
                     name = names.get(member.name.removeprefix("./"))
@@ -130,6 +171,8 @@ def _from_tar(path: Path, folder: str, wanted: tuple[str, ...]) -> dict[str, byt
                         contents[name] = _content(held, member, path)
             while stream.read(2**20):  # gzip's sum stands at the end and is compared there
                 pass
+    except UnfitFileError as error:
+        raise DataError(f"{error}. Get it again from where it is handed out.") from error
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise DataError(
             f"{path} cannot be read as a tar file ({type(error).__name__}: {error}). It was cut off, or is no tar "
@@ -138,17 +181,48 @@ def _from_tar(path: Path, folder: str, wanted: tuple[str, ...]) -> dict[str, byt
     return contents
 
 
-def _unzipped(path: Path) -> BinaryIO:
-    with path.open("rb") as file:
-        is_zipped = file.read(2) == b"\x1f\x8b"
-    # tarfile could unzip by itself, and would not compare sums.
-    return cast(BinaryIO, gzip.open(path)) if is_zipped else path.open("rb")
+class _Bounded(io.BufferedIOBase):
+    """A stream that ends in a refusal where it gives more than all of CIFAR."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._given = path, 0
+        self._file = self._stream = open_file(path)
+        is_zipped = self._file.read(2) == b"\x1f\x8b"
+        self._file.seek(0)
+        if is_zipped:  # tarfile could unzip by itself, and would not compare sums
+            self._stream = cast(BinaryIO, gzip.GzipFile(fileobj=self._file))
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Some bytes, and never more than are left until the limit."""
+        left = CIFAR - self._given + 1
+        content = self._stream.read(left if size is None or size < 0 else min(size, left))
+        self._given += len(content)
+        if self._given > CIFAR:
+            raise UnfitFileError(
+                f"{self._path} unpacks to more than {CIFAR:,} bytes, and all of CIFAR has less"
+            )
+        return content
+
+    def close(self) -> None:
+        """The file too."""
+        self._stream.close()
+        self._file.close()
+        super().close()
+
+
+def unpacked(path: Path) -> BinaryIO:
+    """The content of a tar file, unzipped where it is zipped, as long as it may be CIFAR's.
+
+    Raises:
+        UnfitFileError: it is no regular file.
+    """  # noqa: DOC502 - by `open_file`
+    return cast(BinaryIO, _Bounded(path))
 
 
 def _content(held: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bytes:
-    if member.size > MOST_BYTES:
+    if member.size > CIFAR:
         raise DataError(
-            f"{path}: {member.name} has {member.size} bytes; CIFAR's files are smaller. Get it again."
+            f"{path}: {member.name} has {member.size:,} bytes; CIFAR's files are smaller. Get it again."
         )
     file = held.extractfile(member)
     assert file is not None, "a plain file has content"

@@ -22,11 +22,9 @@ from apoptosis.data.batches import Normalisation, check_can_be_random
 from apoptosis.data.image_views import CentreCrop, ResizedCrop, as_bytes, decode
 from apoptosis.data.passes import Passes, generator_at
 from apoptosis.errors import ConfigError, DataError
+from apoptosis.reading import IMAGE, UnfitFileError, check_length, open_file, read_file
 
 __all__ = ["Folder", "ImageBatches", "ImageFiles", "Zip"]
-
-MOST_BYTES = 2**28
-"""Of one image file: more is no picture, and a zip can claim more than it has."""
 
 
 class Source(Protocol):
@@ -193,7 +191,9 @@ class Folder:
 
     def _read(self, name: str) -> bytes:
         try:
-            return (self.root / name).read_bytes()
+            return read_file(self.root / name, IMAGE)
+        except UnfitFileError as error:
+            raise DataError(f"{error}. Take it out of the data.") from error
         except OSError as error:
             raise DataError(
                 f"{self.root / name} cannot be read: {error}. It was there when the folder was listed; list it again."
@@ -223,7 +223,10 @@ class Zip:
             DataError: there is none, it is another file, or damaged.
         """
         try:
-            return zipfile.ZipFile(self.path)
+            with closing(open_file(self.path)):  # no pipe is waited for
+                return zipfile.ZipFile(self.path)
+        except UnfitFileError as error:
+            raise DataError(f"{error}. Give a zip file.") from error
         except FileNotFoundError as error:
             raise DataError(
                 f"The zip file {self.path} does not exist. Look whether path and name are right."
@@ -241,13 +244,10 @@ class Zip:
             DataError: it is damaged, encrypted, or too large for an image.
         """
         try:
-            if held.getinfo(name).file_size > MOST_BYTES:
-                raise DataError(
-                    f"{self.place(name)} is larger than {MOST_BYTES} bytes. Take it out."
-                )
+            check_length(self.place(name), held.getinfo(name).file_size, IMAGE)
             return held.read(name)
-        except DataError:
-            raise
+        except UnfitFileError as error:
+            raise DataError(f"{error}. Take it out.") from error
         except Exception as error:
             raise DataError(
                 f"{self.place(name)} cannot be read ({type(error).__name__}: {error}). The zip file is damaged or "

@@ -13,7 +13,7 @@ that the first n are of all classes.
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -185,15 +185,12 @@ def _listed(root: Path, part: str, classes: list[str]) -> tuple[list[str], list[
 
 def _table(text: bytes, members: set[str], what: str) -> tuple[tuple[str, ...], Tensor]:
     """Names and labels of all lines."""
-    try:
-        lines = list(csv.reader(io.StringIO(text.decode("utf-8-sig"), newline="")))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{what} is no table ({error}). Write it as text, in UTF-8.") from error
-    rows = [(place, line) for place, line in enumerate(lines, 1) if line]
-    if rows and len(rows[0][1]) > 1 and not _is_number(rows[0][1][1]):
-        del rows[0]  # a heading
     labels: dict[str, int] = {}
-    for place, line in rows:
+    headed = False
+    for place, line in _lines(text, what):
+        if not labels and len(line) > 1 and not _is_number(line[1]) and not headed:
+            headed = True
+            continue
         if len(line) < 2 or not _is_number(line[1]):
             raise DataError(
                 f"{what}, line {place}: {','.join(line)[:80]!r} is no file name and number of a class. Classes are "
@@ -210,6 +207,15 @@ def _table(text: bytes, members: set[str], what: str) -> tuple[tuple[str, ...], 
     if not labels:
         raise DataError(f"{what} names no image. Write a line for each.")
     return tuple(labels), torch.tensor(list(labels.values()))
+
+
+def _lines(text: bytes, what: str) -> Iterator[tuple[int, list[str]]]:
+    """Numbers of lines and their fields, of those that have any; one by one, for a table can be nothing but lines."""
+    try:
+        reader = csv.reader(io.StringIO(text.decode("utf-8-sig"), newline=""))
+        yield from ((place, line) for place, line in enumerate(reader, 1) if line)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{what} is no table ({error}). Write it as text, in UTF-8.") from error
 
 
 def _is_number(text: str) -> bool:

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from apoptosis.errors import ConfigError, DataError
+from apoptosis.reading import PIXELS
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 __all__ = ["CentreCrop", "ResizedCrop", "as_bytes", "check_pillow", "decode"]
 
 TRIES = 10
+MOST_LONG = 16
+"""Times its shorter side, a picture is resized; of a thinner one only the middle is: the rest is cut away anyhow, and
+may be more than memory holds."""
+FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
+"""Those of the endings that are images (image_sets.py). Pillow knows others by their content, and starts programs."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class CentreCrop:
 
     def apply(self, picture: "Image") -> "Image":
         """The middle of the picture."""
+        picture = _middle(picture)
         width, height = picture.size
         shorter = min(width, height)
         width, height = (self.resize * side // shorter for side in (width, height))
@@ -110,12 +117,19 @@ def decode(content: bytes, what: str) -> "Image":
 
     Raises:
         DataError: it cannot be decoded; the message names the file.
-    """
+    """  # noqa: DOC501 - Pillow's is handled here
     import PIL.Image
 
     try:
-        with PIL.Image.open(io.BytesIO(content)) as picture:
+        with PIL.Image.open(io.BytesIO(content), formats=FORMATS) as picture:
+            if math.prod(picture.size) > PIXELS:
+                raise PIL.Image.DecompressionBombError
             return picture.convert("RGB")
+    except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning) as error:
+        raise DataError(
+            f"{what} says that it is a picture of more than {PIXELS:,} pixels, which is not decoded. Make it smaller, "
+            "or take it out of the data."
+        ) from error
     except (
         Exception
     ) as error:  # Pillow's readers raise whatever a damaged file makes them stumble over
@@ -140,6 +154,14 @@ def check_pillow() -> None:
         raise DataError(
             "Image files are decoded by Pillow, and Pillow is not installed. Install it with: pip install pillow"
         )
+
+
+def _middle(picture: "Image") -> "Image":
+    """The middle of a very thin picture, with as much on either side of it cut away; any other as it is."""
+    width, height = picture.size
+    longest = MOST_LONG * min(width, height)
+    left, top = (max(0, (side - longest + 1) // 2) for side in (width, height))
+    return picture.crop((left, top, width - left, height - top)) if left or top else picture
 
 
 def _resized(picture: "Image", width: int, height: int) -> "Image":

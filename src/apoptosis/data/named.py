@@ -10,11 +10,12 @@ from typing import Any, cast
 import numpy as np
 
 from apoptosis.data.cifar import Kind, load_cifar
-from apoptosis.data.cifar_files import LAYOUTS, read_npz
+from apoptosis.data.cifar_files import LAYOUTS, check_is_file, read_npz, unpacked
 from apoptosis.data.digits import digits
 from apoptosis.data.image_sets import image_folder, image_zip
 from apoptosis.data.splits import DataSet
 from apoptosis.errors import DataError
+from apoptosis.reading import UnfitFileError
 
 __all__ = ["NAMES", "find_data_set", "is_data_set_name", "why_missing"]
 
@@ -100,6 +101,7 @@ def _by_content(path: Path, seed: int) -> DataSet[Any]:
     if path.is_dir():
         kind = _kind_of_folder(path)
         return load_cifar(kind, path, seed=seed) if kind else image_folder(path, seed=seed)
+    check_is_file(path)
     if path.suffix == ".npz":
         return load_cifar(_kind_of_npz(path), path, seed=seed)
     if path.suffix == ".zip" or zipfile.is_zipfile(path):
@@ -139,11 +141,13 @@ def _kind_of_npz(path: Path) -> Kind:
 def _kind_of_tar(path: Path) -> Kind | None:
     """By the first file in one of the authors' folders."""
     try:
-        with tarfile.open(path) as held:
+        with unpacked(path) as stream, tarfile.open(fileobj=stream, mode="r|") as held:
             for member in held:
                 for kind, layout in LAYOUTS.items():
                     if member.name.removeprefix("./").startswith(f"{layout.folder}/"):
                         return cast(Kind, kind)
+    except UnfitFileError as error:
+        raise DataError(f"{error}. Give a file of data.") from error
     except (tarfile.TarError, OSError, EOFError, zlib.error):
         return None
     return None

@@ -9,6 +9,8 @@ they are unsigned bytes of the length that their shape says.
 import io
 import math
 import pickle
+import pickletools
+from reprlib import repr as shortly
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +19,10 @@ from numpy.typing import NDArray
 from apoptosis.errors import DataError
 
 __all__ = ["read_pickle"]
+
+
+PLACES = ("PUT", "BINPUT", "LONG_BINPUT")
+"""Operations with the number of a place; the unpickler has room for all that are before it."""
 
 
 def read_pickle(content: bytes, what: str) -> dict[bytes, Any]:
@@ -29,9 +35,10 @@ def read_pickle(content: bytes, what: str) -> dict[bytes, Any]:
     Raises:
         DataError: it asks for a name that arrays do not need, is damaged, or holds no dict.
     """
-    reader = _Reader(io.BytesIO(content), encoding="bytes")
-    reader.what = what
     try:
+        _check_asks_for_what_it_holds(content)
+        reader = _Reader(io.BytesIO(content), encoding="bytes")
+        reader.what = what
         return _dict(reader.load(), what)
     except DataError:
         raise
@@ -40,6 +47,14 @@ def read_pickle(content: bytes, what: str) -> dict[bytes, Any]:
             f"{what} is no whole pickle ({type(error).__name__}: {str(error)[:200]}). It was cut off or is another "
             "file; get it again."
         ) from error
+
+
+def _check_asks_for_what_it_holds(content: bytes) -> None:
+    """The unpickler makes room for what a length says before it looks what is there; here that is looked at first."""
+    for operation, argument, _ in pickletools.genops(content):
+        far = operation.name in PLACES and int(argument or 0) > len(content)
+        if far or (operation.name == "FRAME" and int(argument or 0) > len(content)):
+            raise ValueError(f"{operation.name} {argument} in {len(content)} bytes")
 
 
 class _Record:
@@ -80,7 +95,9 @@ class _Encode(_Record):
 
     def __new__(cls, text: Any = "", encoding: Any = "latin1", *_others: Any) -> Any:
         if not isinstance(text, str) or encoding not in ("latin1", b"latin1"):
-            raise DataError(f"A pickle asks to encode in {encoding!r}; arrays need only latin1.")
+            raise DataError(
+                f"A pickle asks to encode in {shortly(encoding)}; arrays need only latin1."
+            )
         return text.encode("latin1")
 
 
@@ -128,11 +145,11 @@ def _array(state: Any, what: str) -> NDArray[np.uint8]:
     sizes = all(isinstance(size, int) and size >= 0 for size in shape)
     if dtype.code not in (b"u1", b"|u1", "u1", "|u1") or not sizes:
         raise DataError(
-            f"{what} holds an array of type {dtype.code!r} and shape {shape}; CIFAR's are unsigned bytes. Give the "
-            "files as they are handed out."
+            f"{what} holds an array of type {shortly(dtype.code)} and shape {shortly(shape)}; CIFAR's are unsigned "
+            "bytes. Give the files as they are handed out."
         )
     if math.prod(shape) != len(content):
         raise DataError(
-            f"{what} holds {len(content)} bytes for an array of shape {shape}. It is damaged; get it again."
+            f"{what} holds {len(content)} bytes for an array of shape {shortly(shape)}. It is damaged; get it again."
         )
     return np.frombuffer(content, np.uint8).reshape(shape, order="F" if by_column else "C")
