@@ -13,14 +13,17 @@ groups, cut, and check
 
 `own` is how many exact groups can be cut alone (with those tied to them) in the model's own class, of those tried
 (40 at most, for half a minute); the others are delivered as a rewritten program, which is as exact.
-`--peer` adds Torch-Pruning on the same list (see `zoo_peer`).
+`--peer` adds Torch-Pruning on the same list (see `zoo_peer`). `--list second` is another zoo, `zoo_second`, with checks
+of its own: plans elsewhere than traced, train mode, and whole prunings (see `zoo_second_checks`).
 
     python benchmarks/zoo.py --peer
     python benchmarks/zoo.py --only 'timm*' --fresh
+    PYTHONPATH=zoo_site python benchmarks/zoo.py --list second    # packages: zoo_second.txt
 
-Results of single networks are kept in runs/zoo, so an interrupted run goes on where it was; `--fresh` starts anew.
-Exit code 1 if a network is wrong or hangs. Where exact groups cannot reach 60 %, inexact ones are cut as well, and the
-twin is one whose statistics see the kept units alone (`tests/oracles/kept_sums.py`); a note says so.
+Results of single networks are kept in runs/zoo and runs/zoo_second, so an interrupted run goes on where it was;
+`--fresh` starts anew. Exit code 1 if a network is wrong or hangs. Where exact groups cannot reach 60 %, inexact ones
+are cut as well, and the twin is one whose statistics see the kept units alone (`tests/oracles/kept_sums.py`); a note
+says so.
 """
 
 import argparse
@@ -54,6 +57,7 @@ SEED = 0
 CPU_LIMIT_S = 300
 WALL_LIMIT_S = 900  # other work on the machine may slow a child down, but not forever
 RESULTS = HERE.parent / "experiments" / "results"
+LISTS = {"first": "zoo_models", "second": "zoo_second"}
 CHECKS = ("equal", "params", "macs", "state_dict", "train", "batch", "flags")
 BAD = ("WRONG", "hang")
 Record = dict[str, Any]
@@ -88,7 +92,8 @@ def measured(name: str, folder: Path, *, peer: bool) -> Record:
 
 
 def _file(folder: Path, name: str, *, peer: bool) -> Path:
-    return folder / f"{name.replace(' ', '_')}{'.peer' if peer else ''}.json"
+    plain = re.sub(r"[^\w.-]+", "_", name)
+    return folder / f"{plain}{'.peer' if peer else ''}.json"
 
 
 def _from_child(name: str, out: Path, *, peer: bool) -> Record:
@@ -113,6 +118,11 @@ def _from_child(name: str, out: Path, *, peer: bool) -> Record:
         note = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return failed | {"status": "error" if peer else "crash", "note": note}
     return json.loads(out.read_text())
+
+
+def _kept(out: Path, failed: Record) -> Record:
+    """What a child had found before it was stopped."""
+    return json.loads(out.read_text()) if out.exists() else failed
 
 
 # -- reporting --------------------------------------------------------------------------------------------------------
@@ -286,11 +296,12 @@ def show(ours: list[Record], peers: list[Record]) -> None:
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Random cuts of many networks, checked.")
+    parser.add_argument("--list", choices=sorted(LISTS), default="first", help="which zoo")
     parser.add_argument("--only", default="*", help="pattern of network names, as 'timm*'")
     parser.add_argument("--peer", action="store_true", help="Torch-Pruning as well")
     parser.add_argument("--jobs", type=int, default=2, help="networks at a time")
     parser.add_argument("--fresh", action="store_true", help="measure anew what this run is about")
-    parser.add_argument("--runs", type=Path, default=HERE.parent / "runs" / "zoo")
+    parser.add_argument("--runs", type=Path, help="runs/zoo, or runs/zoo_second")
     parser.add_argument(
         "--results",
         type=Path,
@@ -306,9 +317,10 @@ def main(argv: list[str] | None = None) -> int:
     if args.one:
         run_one(args.one, args.out, peer=args.peer)
         return 0
-    import zoo_models
-
-    names = [e.id for e in zoo_models.ENTRIES if fnmatchcase(e.id, args.only)]
+    if args.list == "second":
+        return second(args)
+    names = [e.id for e in import_module(LISTS["first"]).ENTRIES if fnmatchcase(e.id, args.only)]
+    args.runs = args.runs or HERE.parent / "runs" / "zoo"
     args.runs.mkdir(parents=True, exist_ok=True)
     options = ["--peer"] if args.peer else []
     options += [] if args.only == "*" else ["--only", args.only]
@@ -334,6 +346,70 @@ def main(argv: list[str] | None = None) -> int:
     ours, peers = _sorted(names, found)
     show(ours, peers)
     return int(any(record["status"] in BAD for record in ours))
+
+
+def second(args: argparse.Namespace) -> int:
+    """The second zoo: other networks, other checks, a report of its own."""
+    import zoo_second_report as report
+
+    entries = [e for e in import_module(LISTS["second"]).ENTRIES if fnmatchcase(e.id, args.only)]
+    runs = args.runs or HERE.parent / "runs" / "zoo_second"
+    runs.mkdir(parents=True, exist_ok=True)
+    records: list[Record] = []
+    for entry in entries:  # one at a time, so that times are those of one core
+        out = _file(runs, entry.id, peer=False)
+        if args.fresh:
+            out.unlink(missing_ok=True)
+        if not out.exists():
+            out.write_text(json.dumps(_from_fork(entry, out) | {"commit": _commit()}, indent=1))
+        records.append(json.loads(out.read_text()))
+        print(f"{entry.id}: {report.line(records[-1])}", flush=True)
+    folder = args.results or (RESULTS if args.only == "*" else None)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        text = report.markdown(records, "python benchmarks/zoo.py --list second")
+        (folder / "zoo_second.md").write_text(_relative(text))
+        data = json.dumps({"networks": records}, indent=1)
+        (folder / "zoo_second.json").write_text(_relative(data) + "\n")
+    print("\n".join(report.bars(records)))
+    return int(any(r["status"] in ("WRONG", "raw", "hang", "crash") for r in records))
+
+
+def _from_fork(entry: Any, out: Path) -> Record:
+    """The record of one network, from a child that need not import anything anew."""
+    import zoo_second_checks  # in the parent, once
+
+    zoo_second_checks.warm_up()
+    part = out.with_suffix(".part")
+    if (child := os.fork()) == 0:
+        try:
+            _measure_in_fork(zoo_second_checks.measure, entry, part)
+        finally:
+            os._exit(1)  # without what the parent has yet to do
+    _, code = os.waitpid(child, 0)
+    failed: Record = {"id": entry.id, "family": entry.family, "checks": {}}
+    record = _kept(part, failed)
+    part.unlink(missing_ok=True)
+    if code == 0:
+        return record
+    late = code == signal.SIGXCPU
+    note = f"over {CPU_LIMIT_S} s of CPU time" if late else f"the child ended with {code}"
+    return record | {"status": "hang" if late else "crash", "note": note}
+
+
+def _measure_in_fork(measure: Any, entry: Any, out: Path) -> None:
+    """In the child: measure, write and end."""
+    import torch
+
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S + 10))
+    torch.set_num_threads(1)
+
+    def keep(record: Record) -> None:
+        out.write_text(json.dumps(record, indent=1, default=str))
+
+    keep(measure(entry, SEED, keep))
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def _sorted(

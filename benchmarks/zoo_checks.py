@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-__all__ = ["call", "difference", "float_outputs", "recount_macs", "round_trips", "trains"]
+__all__ = ["call", "difference", "float_outputs", "recount_macs", "round_trips", "run", "trains"]
 
 aten = torch.ops.aten
 
@@ -25,10 +25,11 @@ aten = torch.ops.aten
 def call(model: nn.Module, inputs: Any) -> Any:
     """Run it without gradients on a tensor, a tuple or a dict of arguments."""
     with torch.no_grad():
-        return _run(model, inputs)
+        return run(model, inputs)
 
 
-def _run(model: nn.Module, inputs: Any) -> Any:
+def run(model: nn.Module, inputs: Any) -> Any:
+    """Run it on a tensor, a tuple or a dict of arguments."""
     if isinstance(inputs, dict):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
@@ -46,14 +47,21 @@ def float_outputs(result: Any) -> list[Tensor]:
 
 
 def difference(found: Any, expected: Any) -> float:
-    """Greatest distance over all outputs, each relative to its greatest entry; infinite where shapes differ."""
+    """Greatest distance over all outputs, each relative to its greatest entry; infinite where shapes differ.
+
+    Infinities must stand at the same places (masked logits); a NaN is equal to nothing.
+    """
     a, b = float_outputs(found), float_outputs(expected)
     if not a or [t.shape for t in a] != [t.shape for t in b]:
         return float("inf")
     worst = 0.0
     for x, y in zip(a, b, strict=True):
-        distance = ((x - y).abs().max() / y.abs().max()).item()
-        worst = max(worst, distance) if distance == distance else float("inf")  # nan is no match
+        if x.isnan().any() or y.isnan().any() or not x[y.isinf()].equal(y[y.isinf()]):
+            return float("inf")
+        finite = ~y.isinf()
+        if finite.any():
+            greatest = y[finite].abs().max().clamp(min=1e-30)
+            worst = max(worst, ((x - y)[finite].abs().max() / greatest).item())
     return worst
 
 
@@ -99,7 +107,7 @@ def trains(model: nn.Module, inputs: Any) -> str:
     model = copy.deepcopy(model).train()
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=1e-3)
-    loss = float_outputs(_run(model, inputs))[0].square().mean()
+    loss = float_outputs(run(model, inputs))[0].square().mean()
     loss.backward()
     if all(p.grad is None for p in trained):
         return "no gradient arrives"

@@ -41,15 +41,17 @@ class LibraryCase(Case):
 
 
 @contextmanager
-def float64_everywhere() -> Iterator[None]:
-    """Turn transformers' hard-coded casts to float32 into casts to float64, so that a float64 check
+def float64_everywhere(
+    libraries: tuple[str, ...] = ("transformers.models.",),
+) -> Iterator[None]:
+    """Turn libraries' hard-coded casts to float32 into casts to float64, so that a float64 check
     sees float64 alone.
 
     Where its files say `torch.float32`, they get float64: their name `torch` is replaced, not
     torch. (A patched `Tensor.to` would not do: torch itself looks it up by name when it calls a
     function mode.)
     """
-    names = [name for name in sys.modules if name.startswith("transformers.models.")]
+    names = [name for name in sys.modules if name.startswith(libraries)]
     files = [sys.modules[name] for name in names if vars(sys.modules[name]).get("torch") is torch]
     with ExitStack() as stack:
         stack.enter_context(patch.object(Tensor, "float", Tensor.double))

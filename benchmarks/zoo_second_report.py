@@ -1,0 +1,154 @@
+"""The second zoo in a table, and whether it reaches its bars."""
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import zoo_second_checks as checks
+
+__all__ = ["bars", "line", "markdown"]
+
+Record = dict[str, Any]
+PACKAGES = ("torch", "torchvision", "timm", "transformers", "ultralytics", "diffusers")
+PACKAGES += (
+    "segmentation-models-pytorch",
+    "monai",
+    "torch-geometric",
+    "peft",
+    "x-transformers",
+    "open_clip_torch",
+)
+EXPLANATION = (
+    "What is checked, and how, is said at the top of `benchmarks/zoo_second_checks.py`; packages are in"
+    " `benchmarks/zoo_second.txt`. A cell holds both plans where they differ; `—`: the dense network cannot do it"
+    " either, or nothing can be compared. *s* is the processor time of the default pruning."
+)
+HEADS = (
+    "network",
+    "family",
+    "parameters",
+    "plans",
+    "as",
+    *checks.PLAN_CHECKS,
+    *checks.PRUNINGS,
+    "s",
+)
+
+
+def line(record: Record) -> str:
+    """The checks of one network in a line: what is not well is named."""
+    bad = [
+        f"{name} {_word(text)}"
+        for name, text in record["checks"].items()
+        if _word(text) not in ("", "n/a")
+    ]
+    return f"{record['status']} {', '.join(bad)}".strip()
+
+
+def _word(text: str) -> str:
+    """`WRONG`, `raw`, `refused`, `hang`, `n/a`, or nothing."""
+    return text.partition(":")[0]
+
+
+def bars(records: list[Record]) -> list[str]:
+    """What was asked of the zoo, and what it gives."""
+    there = [r for r in records if r["status"] != "skipped"]
+
+    def share(text: str, good: list[Record], bar: float) -> str:
+        reached = len(good) / max(1, len(there))
+        return f"{text}: {len(good)} of {len(there)}, {reached:.1%} (asked {bar:.0%})"
+
+    def any_of(word: str) -> list[Record]:
+        return [r for r in there if word in map(_word, r["checks"].values())]
+
+    return [
+        f"networks: {len(there)}, and {len(records) - len(there)} skipped",
+        f"silently wrong: {len(any_of('WRONG'))} (asked 0)",
+        f"raw errors: {len(any_of('raw')) + sum(r['status'] == 'crash' for r in there)} (asked 0)",
+        f"hanging: {len(any_of('hang'))}",
+        share("equal in every check of both plans", [r for r in there if _equal(r)], 0.95),
+        share(
+            "usable after magnitude", [r for r in there if r["checks"].get("magnitude") == ""], 0.95
+        ),
+        share(
+            "usable after the default, in 90 s",
+            [r for r in there if r["checks"].get("default") == ""],
+            0.9,
+        ),
+    ]
+
+
+def _equal(record: Record) -> bool:
+    words = [
+        _word(record["checks"].get(f"{name} {i}", "hang"))
+        for name in checks.PLAN_CHECKS
+        for i in (1, 2)
+    ]
+    return "" in words and set(words) <= {"", "n/a"}
+
+
+def markdown(records: list[Record], command: str) -> str:
+    """The table, the bars and what is to be said of single networks."""
+    commits = ", ".join(sorted({r.get("commit", "unknown") for r in records}))
+    found = [f"{name} {_version(name)}" for name in PACKAGES]
+    rows = [_cells(r) for r in records]
+    return (
+        "\n".join(
+            [
+                *("# The second zoo: random plans elsewhere than traced, and two prunings", ""),
+                "; ".join(
+                    [
+                        f"command {command}",
+                        f"commit {commits}",
+                        f"python {platform.python_version()}",
+                        *found,
+                    ]
+                ),
+                *("", *(f"- {text}" for text in bars(records)), ""),
+                EXPLANATION,
+                *("", "| " + " | ".join(HEADS) + " |", "|" + "---|" * len(HEADS)),
+                *("| " + " | ".join(row) + " |" for row in rows),
+                *("", "## Notes", ""),
+                *(f"- {r['id']}: {text}" for r in records for text in _notes(r)),
+            ]
+        )
+        + "\n"
+    )
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def _cells(record: Record) -> tuple[str, ...]:
+    said = record["checks"]
+    plans = [record[f"plan {i}"] for i in (1, 2) if f"plan {i}" in record]
+
+    def mark(*names: str) -> str:
+        marks = [{"": "yes", "n/a": "—"}.get(w := _word(said.get(n, "n/a")), w) for n in names]
+        return " / ".join(dict.fromkeys(marks))
+
+    return (
+        *(record["id"], record.get("family", ""), f"{record.get('params', 0):,}"),
+        " / ".join(f"{plan['share']:.0%}" for plan in plans),
+        " / ".join(dict.fromkeys(plan["delivery"] for plan in plans)),
+        *(mark(f"{name} 1", f"{name} 2") for name in checks.PLAN_CHECKS),
+        *(mark(name) for name in checks.PRUNINGS),
+        f"{record['default_s']:.0f}" if "default_s" in record else "",
+    )
+
+
+def _notes(record: Record) -> list[str]:
+    """What is not well, each text once."""
+    by_text: dict[str, list[str]] = {}
+    if record.get("note"):
+        by_text[record["note"]] = [record["status"]]
+    for name, text in record["checks"].items():
+        if _word(text) not in ("", "n/a"):
+            by_text.setdefault(text, []).append(name)
+    return [
+        f"{', '.join(names)}: {' '.join(text.split())[:400]}" for text, names in by_text.items()
+    ]
