@@ -451,6 +451,7 @@ def wide() -> Structure:
 def test_fine_units_meet_a_budget_within_a_hundredth(widths: str, per: str, share: float) -> None:
     structure, selection = wide(), Selection(widths=widths, per=per)
     units = random_scores(structure, 3, "positive")
+    least = 0.99 if widths == "global" else 0.98  # a unit of each of the equal layers at a time
     for shares in (
         {"flops": share},
         {"params": share},
@@ -460,7 +461,7 @@ def test_fine_units_meet_a_budget_within_a_hundredth(widths: str, per: str, shar
         plan = make_plan(structure, units, Budget(**shares), selection)
         got = assert_promises(structure, units, Budget(**shares), selection, plan)
         closest = max(got[what] / asked for what, asked in shares.items())
-        assert 0.99 <= closest <= 1
+        assert least <= closest <= 1
 
 
 @pytest.mark.parametrize("num", range(2, 15))

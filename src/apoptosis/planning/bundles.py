@@ -16,7 +16,7 @@ from apoptosis.errors import ConfigError
 from apoptosis.planning.selection import Selection
 from apoptosis.structure import Group, Structure
 
-__all__ = ["Bundle", "find_bundles", "order_of"]
+__all__ = ["Bundle", "alike", "find_bundles", "order_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +108,28 @@ def find_bundles(
             at_first = np.array([whole[name] for name in step], dtype=np.int64)
             found.append(Bundle(tuple(step), places, gone, score, sizes, at_first))
     return found
+
+
+def alike(bundles: Sequence[Bundle]) -> list[Bundle]:
+    """One bundle for all that have the same sizes and levels: they keep equally many units."""
+    families: dict[tuple[bytes, ...], list[Bundle]] = {}
+    for bundle in bundles:
+        key = (bundle.whole.tobytes(), bundle.sizes.tobytes(), bundle.gone.tobytes())
+        families.setdefault(key, []).append(bundle)
+    return [_joined(own) for own in families.values()]
+
+
+def _joined(bundles: Sequence[Bundle]) -> Bundle:
+    if len(bundles) == 1:
+        return bundles[0]
+    return Bundle(
+        tuple(name for bundle in bundles for name in bundle.names),
+        np.concatenate([bundle.places for bundle in bundles]),
+        np.concatenate([bundle.gone for bundle in bundles], axis=1),
+        np.sum([bundle.score for bundle in bundles], axis=0),
+        np.concatenate([bundle.sizes for bundle in bundles]),
+        np.concatenate([bundle.whole for bundle in bundles]),
+    )
 
 
 def order_of(units: UnitScores, name: str) -> NDArray[np.int64]:

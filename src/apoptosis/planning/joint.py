@@ -161,7 +161,7 @@ class _Path:
                 cost += float(now[name][unit])
                 picked.append((name, unit))
                 if numbers.sum() > 1:
-                    for other in bundle.names:
+                    for other in now.keys() & set(self._marginals.partners[name]):
                         now[other] += self._marginals.between(name, unit, other)
                     now[name][unit] = np.inf
         return _Move(cost, tuple(picked))

@@ -10,7 +10,7 @@ import torch
 from apoptosis.criteria import UnitScores
 from apoptosis.errors import BudgetError
 from apoptosis.planning.budget import MEASURES, Budget, Costing
-from apoptosis.planning.bundles import Bundle, find_bundles
+from apoptosis.planning.bundles import Bundle, alike, find_bundles
 from apoptosis.planning.moves import Levels, Moves
 from apoptosis.planning.selection import Selection
 from apoptosis.structure import KINDS, Structure
@@ -90,14 +90,25 @@ def within_reach(
 def starting_point(
     structure: Structure, units: UnitScores, selection: Selection, limits: Limits
 ) -> tuple[Moves, Levels]:
-    """What can move, and from where: bundles with a share of their own are there already and move no more."""
+    """What can move, and from where: bundles with a share of their own are there already and move no more.
+
+    Where widths are to be uniform, those of one size move together.
+    """
     chosen = selection.groups(structure)
     bundles: list[Bundle] = []
+    fixed: list[Bundle] = []
     levels: list[int] = []
     for bundle in find_bundles(structure, units, selection, chosen, limits.fewest, limits.sizes):
         level = bundle.level_of(limits.fixed)
-        bundles.append(bundle if level is None else bundle.until(level))
-        levels.append(level or 0)
+        if level is None:
+            bundles.append(bundle)
+        else:
+            fixed.append(bundle.until(level))
+            levels.append(level)
+    if selection.widths == "uniform":
+        bundles = alike(bundles)
+    levels = [0] * len(bundles) + levels
+    bundles += fixed
     sizes = np.array([group.size for group in chosen], dtype=np.int64)
     costing = Costing(structure, [group.name for group in chosen], limits.allowed)
     return Moves(bundles, costing, selection, sizes), np.array(levels, dtype=np.int64)

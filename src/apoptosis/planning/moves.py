@@ -1,10 +1,11 @@
 """Take the moves that cost least score until every budget is met, then give back what the last of them overshot.
 
 The order of moves is given by a figure per move. With `widths="uniform"` it is the share of the group that is gone
-after the move, of the units one began with; else the score per unit, or per cost saved. What a move saves depends on
-the sizes of the other groups: a channel that two layers share saves less when the other layer has shrunk. Savings are
-therefore taken anew while moves are taken, each time a fraction of what is still too much has gone. Where several
-budgets are not met yet, the saving is the sum of those in each, as shares of what is still too much there.
+after the move, of the units one began with, and bundles of one size move as one; else the score per unit, or per cost
+saved. What a move saves depends on the sizes of the other groups: a channel that two layers share saves less when the
+other layer has shrunk. Savings are therefore taken anew while moves are taken, each time a fraction of what is still
+too much has gone. Where several budgets are not met yet, the saving is the sum of those in each, as shares of what is
+still too much there.
 
 At the end no bundle can take its last move back without breaking the budget: what is left unspent is less than the
 smallest of those moves.

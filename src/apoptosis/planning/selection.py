@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from math import ceil
+from math import ceil, lcm
 from typing import Any
 
 from apoptosis.errors import ConfigError
@@ -23,8 +23,8 @@ class Selection:
     """How to choose.
 
     Attributes:
-        widths: `global` ranks the units of all groups together; `uniform` cuts every group by the same share, and ranks
-            inside each.
+        widths: `global` ranks the units of all groups together; `uniform` cuts every group by the same share, groups of
+            one size to the same number, and ranks inside each.
         per: what a score is divided by in a global ranking: `unit` (nothing), or `cost` (what removing the unit saves
             of what the budget counts, MACs for `flops`, at the sizes that the others have by then).
         interactions: `joint` takes units one after the other, each at what it costs after those that went before it,
@@ -94,8 +94,9 @@ class Selection:
         return min(group.size, max(self.floor, group.smallest, group.size - most_gone, 1))
 
     def multiple(self, group: Group) -> int:
-        """What the number of units must be a multiple of."""
-        return 1 if group.kind in WHOLE_HEADS else self.round_to
+        """What the number of units must be a multiple of: as asked, and as the kernels take it."""
+        asked = 1 if group.kind in WHOLE_HEADS else self.round_to
+        return lcm(asked, group.multiple)
 
     def fixed(self, group: Group) -> int | None:
         """How many units are to stay whatever the budget says; the last pattern that fits counts."""

@@ -5,8 +5,8 @@ are related (`rules`, in the words of `facts`, `flows` and `letters`; one file p
 solves them (`axes`, `analysis`). What is left free are groups of units (`groups`, `kinds`), exact or not (`zero_flow`).
 A `Structure` (`structure`) answers for costs (`costs`) and resolves kept units into a `Plan` (`plan`), delivered as the
 user's own module where its code can run the new sizes (`delivery`, `attributes`, `sizing`, `comparison`, `scaling`,
-`multihead`), else as a rewritten program (`rewriting`) that was tried beside the model (`replay`). `surgery` and
-`cutting` carry plans out, `verification` checks them. `outlets` tells what becomes of a layer's outputs.
+`multihead`, `mirrors`), else as a rewritten program (`rewriting`) that was tried beside the model (`replay`). `surgery`
+and `cutting` carry plans out, `verification` checks them. `outlets` tells what becomes of a layer's outputs.
 
 Start with `tracing.trace`. This room knows nothing of curvature, scores or budgets.
 """

@@ -151,3 +151,4 @@ def _resolve(facts: Facts) -> None:
     facts.kinds = [(resolve(expr), kind) for expr, kind in facts.kinds]
     facts.ties = [tuple(resolve(expr) for expr in tie) for tie in facts.ties]
     facts.floors = [resolve(expr) for expr in facts.floors]
+    facts.grids = [(resolve(expr), multiple, why) for expr, multiple, why in facts.grids]

@@ -17,11 +17,11 @@ from torch import nn
 
 from apoptosis.errors import PlanMismatchError
 from apoptosis.structure.analysis import Analysis
-from apoptosis.structure.attributes import Attribute
-from apoptosis.structure.axes import Axis, size_of
+from apoptosis.structure.axes import Axis
 from apoptosis.structure.comparison import Difference, difference
+from apoptosis.structure.mirrors import unread_sizes
 from apoptosis.structure.network import Network, Run
-from apoptosis.structure.plan import AttributeChange, Plan, Scaling, moved_scalings
+from apoptosis.structure.plan import Plan, Scaling, moved_scalings
 from apoptosis.structure.program import Program
 from apoptosis.structure.recording import Example, line_of, record
 from apoptosis.structure.replay import why_not_a_program
@@ -68,7 +68,7 @@ def _without_folders(text: str) -> str:
 def _as_module(plan: Plan, network: Network, sizes: dict[Axis, int], *, exact: bool) -> Plan:
     replaced = {shape.module for shape in plan.attentions}
     changes = solve_attributes(network.run.analysis, sizes, network.attributes, replaced)
-    plan = replace(plan, attributes=(*changes, *_of_empty_norms(network, sizes)))
+    plan = replace(plan, attributes=(*changes, *unread_sizes(plan, network, sizes)))
     differs = _why_not(plan, network, sizes, exact=exact, scaled=False)
     if differs is not None and differs.kind == "scale":
         scalings = find_scalings(network.run.analysis, network.sizes, sizes, network.whole(plan))
@@ -78,24 +78,6 @@ def _as_module(plan: Plan, network: Network, sizes: dict[Axis, int], *, exact: b
     if differs is not None:
         raise Unsolvable(differs.because)
     return plan
-
-
-def _of_empty_norms(network: Network, sizes: dict[Axis, int]) -> list[AttributeChange]:
-    """`num_features` of norms without tensors that would tell it; torch compares it with the input and warns."""
-    analysis, changes = network.run.analysis, dict[Attribute, AttributeChange]()
-    modules = dict(network.skeleton.named_modules()) if network.skeleton is not None else {}
-    for call in analysis.program.modules:
-        module = modules.get(call.path)
-        if not isinstance(module, nn.modules.batchnorm._NormBase) or call.input is None:
-            continue
-        if module.affine or module.track_running_stats:
-            continue
-        batched = call.input.ndim == 2 + int(type(module).__name__[-2])
-        new = size_of(analysis.axes[call.input][1 if batched else 0], sizes)
-        where = Attribute(call.path, "num_features")
-        if new != module.num_features:
-            changes[where] = AttributeChange(where, module.num_features, new)
-    return list(changes.values())
 
 
 def _undone_scalings(applied: Plan | None, plan: Plan) -> tuple[Scaling, ...]:

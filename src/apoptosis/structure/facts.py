@@ -61,6 +61,8 @@ class Facts:
     kinds: list[tuple[Expr, str]] = field(default_factory=list)
     ties: list[tuple[Expr, ...]] = field(default_factory=list)
     floors: list[Expr] = field(default_factory=list)
+    grids: list[tuple[Expr, int, str]] = field(default_factory=list)
+    """Axes whose size must stay a multiple of a number for the kernel to run, and why."""
     spared: list[tuple[Value, int]] = field(default_factory=list)
     """Dimensions of tensors that the zeroed twin leaves alone: zeros there would be divided by their own length."""
     flows: list[Flow] = field(default_factory=list)

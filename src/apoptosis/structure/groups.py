@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import gcd, lcm
 
 import numpy as np
 
@@ -67,7 +68,7 @@ class Group:
     """Units that are cut together in every tensor they touch.
 
     `exact` says whether cutting a unit equals zeroing its slices; if not, `inexact_because` says why. No cut may leave
-    fewer than `smallest` units.
+    fewer than `smallest` units, or other than a multiple of `multiple`; `multiple_because` says why.
     """
 
     name: str
@@ -76,6 +77,8 @@ class Group:
     exact: bool
     inexact_because: str
     smallest: int
+    multiple: int
+    multiple_because: str
     axis: Axis = field(repr=False)
     places: tuple[tuple[str, int, str, Expr], ...] = field(repr=False)
     """Tensor, dimension, role and expression of each slice."""
@@ -127,6 +130,7 @@ def find_groups(analysis: Analysis) -> list[Group]:
     kinds, inexact = kinds_of(analysis), inexact_axes(analysis)
     roles, sites, workers = _roles(analysis), _sites(analysis), _workers(analysis)
     floors = {axis for facts in analysis.facts.values() for e in facts.floors for axis in e.axes()}
+    multiples = _multiples(analysis)
     spared = frozenset((value.names[0], dim) for value, dim in analysis.spared() if value.names)
     places: dict[Axis, list[tuple[str, int, str, Expr]]] = {}
     for value in analysis.tensors():
@@ -145,6 +149,8 @@ def find_groups(analysis: Analysis) -> list[Group]:
             exact=axis not in inexact,
             inexact_because=inexact.get(axis, ""),
             smallest=2 if axis in floors else 1,
+            multiple=multiples.get(axis, (1, ""))[0],
+            multiple_because=multiples.get(axis, (1, ""))[1],
             axis=axis,
             places=tuple(own),
             shown=tuple(sites.get(axis, ())),
@@ -261,6 +267,47 @@ def _workers(analysis: Analysis) -> dict[tuple[Axis, str], set[str]]:
             for axis in expr.axes():
                 found.setdefault((axis, role), set()).add(call.module)
     return found
+
+
+def _multiples(analysis: Analysis) -> dict[Axis, tuple[int, str]]:
+    """What the size of each axis must stay a multiple of, so that kernels take what they are given, and why.
+
+    Of a product the last axes answer for it first. A term that is on no grid of its own, in a sum that is, stays whole.
+    """
+    found: dict[Axis, tuple[int, str]] = {}
+    for facts in analysis.facts.values():
+        for expr, multiple, why in facts.grids:
+            if (
+                size_of(expr) % multiple == 0
+            ):  # else it ran all the same: the kernel did not ask here
+                for axis, own in _needed(expr, multiple):
+                    known = found.get(axis, (1, ""))[0]
+                    if (both := lcm(known, own)) > known:
+                        found[axis] = (both, why)
+    return found
+
+
+def _needed(expr: Expr, multiple: int) -> list[tuple[Axis, int]]:
+    """What the free axes of an expression must each be a multiple of for the whole to be one."""
+    found: list[tuple[Axis, int]] = []
+    for term in expr.terms:
+        missing, factors = multiple, list(reversed(term))
+        factors.sort(key=_may_shrink)
+        for factor in factors:
+            size = factor.size if isinstance(factor, Axis) else size_of(factor)
+            own = gcd(missing, size)
+            missing //= own
+            if isinstance(factor, Expr):
+                found += _needed(factor, own)
+            elif factor.pin is None:
+                found.append((factor, own))
+        if missing > 1:
+            found += [(axis, axis.size) for axis in Expr((term,)).axes() if axis.pin is None]
+    return found
+
+
+def _may_shrink(factor: Axis | Expr) -> bool:
+    return isinstance(factor, Expr) or factor.pin is None
 
 
 def _sites(analysis: Analysis) -> dict[Axis, list[tuple[str, int, str, int, Expr]]]:

@@ -6,6 +6,7 @@ must stay whole, and states the axes of the results. Besides, it states facts th
 - which integer arguments measure which axes (`size`), for rewriting calls and for finding attributes;
 - multiply-accumulates (`cost`), as products of axes;
 - where a sum runs over an axis (`contract`), or a statistic that depends on its length (`statistic`);
+- which axes a kernel takes in multiples of its grid alone (`on_grid`);
 - where the result is zero at removed units (`flow`), see `zero_flow`;
 - what a parameter's axis is there for (`role`), and what kind of unit an axis is (`kind`).
 
@@ -16,6 +17,7 @@ without samples cannot be registered. An in-place operation shares the entry of 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import gcd
 from typing import Any, TypeAlias
 
 from apoptosis.structure import axes as algebra
@@ -130,6 +132,19 @@ class Step:
         """These must keep equally many indices, whichever they are."""
         self.facts.ties.append(exprs)
 
+    def on_grid(self, expr: Expr, value: Value) -> None:
+        """Rows of `value` run along the axis, and the kernel takes multiples of its grid alone."""
+        rule = find_rule(self.call)
+        num_bytes = 1 if rule is None else rule.grid_bytes
+        multiple = num_bytes // gcd(num_bytes, value.dtype.itemsize)
+        if multiple > 1:
+            kind = str(value.dtype).removeprefix("torch.")
+            why = (
+                f"{self.call.name} takes rows of multiples of {num_bytes} bytes, {multiple} numbers of {kind} "
+                f"({self.call.line.rpartition('/')[2]})"
+            )
+            self.facts.grids.append((expr, multiple, why))
+
     def spare(self, value: Value, dim: int) -> None:
         """Zeros along that dimension would give 0/0, and something else is zero there anyway."""
         self.facts.spared.append((value, dim))
@@ -161,13 +176,19 @@ class Rule:
     samples: Samples
     proved_by: str = ""
     """The test that proves the rule, where no sample can be run."""
+    grid_bytes: int = 1
+    """The kernel takes rows of a multiple of so many bytes alone; which axes that holds for, the rule says."""
 
 
 RULES: dict[str, Rule] = {}
 
 
 def axis_rule(
-    *names: str, family: str, samples: Samples | Mapping[str, Samples] = list, proved_by: str = ""
+    *names: str,
+    family: str,
+    samples: Samples | Mapping[str, Samples] = list,
+    proved_by: str = "",
+    grid_bytes: int = 1,
 ) -> Callable[[Callable[[Step], None]], Callable[[Step], None]]:
     """Register a rule under the names of overloads, such as `conv2d.default`, with samples for all or for each."""
 
@@ -175,7 +196,7 @@ def axis_rule(
         says = (function.__doc__ or "").split("\n")[0]
         for name in names:
             own = samples[name] if isinstance(samples, Mapping) else samples
-            register(Rule(name, family, says, function, own, proved_by))
+            register(Rule(name, family, says, function, own, proved_by, grid_bytes))
         return function
 
     return decorate

@@ -232,9 +232,10 @@ def addmm(step: Step) -> None:
     family=FAMILY,
     # Its kernel takes multiples of 16 bytes alone, so a sample could not be cut anywhere.
     proved_by="tests/structure/test_rules.py: test_rows_times_the_matrices_of_their_experts",
+    grid_bytes=16,
 )
 def grouped_mm(step: Step) -> None:
-    """t k, e k n → t n: each row is multiplied by the matrix of its expert."""
+    """t k, e k n → t n: each row is multiplied by the matrix of its expert; k and n in multiples of 16 bytes."""
     a, b, offsets, bias, *_ = step.args
     if a.ndim != 2 or b.ndim != 3 or bias is not None:
         raise Declined("only rows times stacked matrices are known")
@@ -245,6 +246,8 @@ def grouped_mm(step: Step) -> None:
     operands = [(a, "tk"), (b, "?kn")]
     rows, inner, columns = step.axes(a)[0], step.axes(b)[1], step.axes(b)[2]
     step.equal(step.axes(a)[1], inner)
+    step.on_grid(inner, a)
+    step.on_grid(columns, b)
     step.contract(inner, (a, 1), (b, 1))
     step.role(b, 1, "consumer")
     step.role(b, 2, "producer")

@@ -310,6 +310,13 @@ class Structure:
                 f"stay{because}. An empty layer passes nothing on: to remove it, take the block that contains it "
                 "out of the model."
             )
+        if len(found) % group.multiple:
+            low = len(found) // group.multiple * group.multiple
+            near = " or ".join(str(num) for num in (low, low + group.multiple) if num)
+            raise PlanMismatchError(
+                f"Group {name!r} would keep {len(found)} of {group.size} units, and only multiples of {group.multiple} "
+                f"can run: {group.multiple_because}. Keep {near}."
+            )
         return found
 
     def _fits_nothing(self, pattern: str) -> str:

@@ -5,7 +5,6 @@ ones beforehand, so ties stay ties, and what does not change is copied once.
 """
 
 import copy
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from apoptosis.errors import ModelError, PlanMismatchError
 from apoptosis.modes import in_eval_mode
 from apoptosis.structure.attributes import read_attribute, write_attribute_
+from apoptosis.structure.mirrors import refresh_sizes
 from apoptosis.structure.multihead import CutAttention
 from apoptosis.structure.plan import Plan, TensorCut, fingerprint_of
 from apoptosis.structure.recording import model_tensors
@@ -271,54 +271,3 @@ def like(new: Tensor, old: Tensor) -> Tensor:
     if isinstance(old, nn.Parameter):
         return nn.Parameter(new, requires_grad=old.requires_grad)
     return new.requires_grad_(old.requires_grad and old.is_leaf)
-
-
-def refresh_sizes(module: nn.Module) -> None:
-    """Let torch's own modules say what their tensors are: attributes that no operation of their forward reads."""
-    for kind, sizes in _SIZES.items():
-        if isinstance(module, kind):
-            for name, read in sizes.items():
-                setattr(module, name, read(module))
-            break
-
-
-def _channels(dim: int) -> Callable[[Any], int]:
-    return lambda m: m.weight.shape[dim] * (m.groups if dim == 1 else 1)
-
-
-def _of_weight(dim: int) -> Callable[[Any], int]:
-    return lambda m: m.weight.shape[dim]
-
-
-def _num_features(module: Any) -> int:
-    for name in ("weight", "running_mean"):
-        if (tensor := getattr(module, name, None)) is not None:
-            return tensor.shape[0]
-    return module.num_features
-
-
-_SIZES: dict[type[nn.Module], dict[str, Callable[[Any], int]]] = {
-    nn.Linear: {"out_features": _of_weight(0), "in_features": _of_weight(1)},
-    nn.Bilinear: {
-        "out_features": _of_weight(0),
-        "in1_features": _of_weight(1),
-        "in2_features": _of_weight(2),
-    },
-    nn.Embedding: {"num_embeddings": _of_weight(0), "embedding_dim": _of_weight(1)},
-    nn.EmbeddingBag: {"num_embeddings": _of_weight(0), "embedding_dim": _of_weight(1)},
-    **{
-        kind: {"out_channels": _channels(0), "in_channels": _channels(1)}
-        for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    },
-    **{
-        kind: {"in_channels": _channels(0), "out_channels": _channels(1)}
-        for kind in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-    },
-    nn.modules.batchnorm._NormBase: {"num_features": _num_features},
-    nn.GroupNorm: {"num_channels": lambda m: m.weight.shape[0] if m.affine else m.num_channels},
-    nn.RNNBase: {"input_size": lambda m: m.weight_ih_l0.shape[1]},
-    nn.RNNCellBase: {
-        "input_size": lambda m: m.weight_ih.shape[1],
-        "hidden_size": lambda m: m.weight_hh.shape[1],
-    },
-}
