@@ -4,9 +4,10 @@ import itertools
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from apoptosis.criteria import elimination
-from apoptosis.criteria.elimination import Reader, eliminate
+from apoptosis.criteria.elimination import Reader, eliminate, eliminate_alike, shape_of
 
 
 def spd(n: int, generator: torch.Generator) -> torch.Tensor:
@@ -179,9 +180,9 @@ class Crowd(Problem):
             weights = torch.randn(4, 41, generator=generator, dtype=torch.float64)
             self.layers.append((spd(41, generator), spd(4, generator), weights, columns))
 
-    def readers(self, cls: type[Reader] = Reader) -> list[Reader]:
+    def readers(self) -> list[Reader]:
         return [
-            cls(a.inverse(), torch.linalg.cholesky(s).T @ w, units, c)
+            Reader(a.inverse(), torch.linalg.cholesky(s).T @ w, units, c)
             for (a, s, w, c), units in zip(self.layers, self.parts, strict=True)
         ]
 
@@ -204,24 +205,82 @@ def off_by(problem: Crowd, readers: list[Reader]) -> float:
 
 
 @pytest.mark.parametrize("rounds", [6, 64])
-def test_costs_stay_exact_while_columns_of_the_gone_are_dropped(rounds, monkeypatch):
+@pytest.mark.parametrize("window", [1, 7, 1000])
+def test_costs_stay_exact_while_columns_of_the_gone_are_dropped(rounds, window, monkeypatch):
     monkeypatch.setattr(elimination, "ROUNDS", rounds)
-    sizes = []
+    monkeypatch.setattr(elimination, "WINDOW", window)
+    monkeypatch.setattr(elimination, "PART", 1000)
+    problem, compact, sizes = Crowd(), elimination._Layers.compact_, []
 
-    class Watched(Reader):
-        def compact_(self):
-            super().compact_()
-            sizes.append(len(self.inverse))
+    def watched(self):
+        compact(self)
+        sizes.append(self.inverse.shape[1])
 
-    problem = Crowd()
-    assert off_by(problem, problem.readers(Watched)) < 1e-8
-    assert len(set(sizes)) > 8  # it was done again and again
-    monkeypatch.setattr(elimination, "CROWDED", 0.0)
-    kept = eliminate(problem.readers(), problem.units)
-    monkeypatch.setattr(elimination, "CROWDED", 1.0)
-    dropped = eliminate(problem.readers(), problem.units)
-    assert kept.order.tolist() == dropped.order.tolist()
-    torch.testing.assert_close(kept.costs, dropped.costs, rtol=1e-10, atol=0)
+    monkeypatch.setattr(elimination._Layers, "compact_", watched)
+    assert off_by(problem, problem.readers()) < 1e-8
+    assert (len(set(sizes)) > 5) is (window < 1000)
+
+
+@pytest.mark.parametrize("window", [4, 1000])
+def test_groups_of_one_shape_go_together_as_each_goes_alone(window, monkeypatch):
+    """Parts of a layer may lose their units at another pace in each of them."""
+    monkeypatch.setattr(elimination, "ROUNDS", 6)
+    monkeypatch.setattr(elimination, "WINDOW", window)
+    monkeypatch.setattr(elimination, "PART", 1000)
+    groups = []
+    for seed in range(4):
+        problem = Crowd()
+        for number, (a, s, w, c) in enumerate(problem.layers):
+            generator = torch.Generator().manual_seed(100 * seed + number)
+            noise = torch.randn(w.shape, generator=generator, dtype=torch.float64)
+            problem.layers[number] = (a, s, w * noise.exp(), c)
+        groups.append(problem.readers())
+    assert len({shape_of(own, 24) for own in groups}) == 1
+    together = eliminate_alike(groups, 24)
+    assert len({tuple(own.order.tolist()) for own in together}) == 4
+    for own, path in zip(groups, together, strict=True):
+        alone = eliminate(own, 24)
+        assert torch.equal(path.order, alone.order)
+        torch.testing.assert_close(path.costs, alone.costs, rtol=1e-8, atol=0)
+
+
+def test_layers_that_read_one_unit_each_ask_for_what_it_costs_there_whoever_goes():
+    """As a depthwise convolution does; beside a layer that reads all, and by themselves."""
+    problem = Problem(4, units=8, layers=((3, 2),))
+    generator = torch.Generator().manual_seed(5)
+    single, costs = [], torch.zeros(8).double()
+    for unit in range(8):
+        a, w = spd(4, generator), torch.randn(2, 4, generator=generator, dtype=torch.float64)
+        columns = torch.arange(3)
+        single.append(Reader(a.inverse(), w, torch.tensor([unit]), columns[None]))
+        lost = w[:, columns] @ torch.linalg.inv(a.inverse()[:3, :3]) @ w[:, columns].T
+        costs[unit] = 0.5 * lost.trace()
+    path = eliminate(single, 8)
+    assert path.order.tolist() == costs.argsort().tolist()
+    torch.testing.assert_close(path.costs, costs[path.order], rtol=1e-10, atol=0)
+    both = eliminate([*problem.readers(), *single], 8)
+    gone = both.order.tolist()
+    for num in range(1, 9):
+        want = problem.cost(tuple(gone[:num])) + float(costs[gone[:num]].sum())
+        assert float(both.costs[:num].sum()) == pytest.approx(want, rel=1e-8)
+
+
+def test_a_gpu_would_be_asked_as_often_for_many_groups_as_for_one():
+    """Operations are launches there."""
+
+    class Counting(TorchDispatchMode):
+        num = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.num += 1
+            return func(*args, **(kwargs or {}))
+
+    problem, counts = Problem(3, units=100, layers=((5, 1),)), []
+    for num in (1, 16):
+        with Counting() as counting:
+            eliminate_alike([problem.readers() for _ in range(num)], 100)
+        counts.append(counting.num - 10 * num)  # a few to stack them
+    assert counts[1] < 1.3 * counts[0]
 
 
 def test_tensors_of_readers_stay_as_they_were():
@@ -234,29 +293,29 @@ def test_tensors_of_readers_stay_as_they_were():
             assert torch.equal(weights, theirs)
 
 
-def test_a_wrong_way_of_dropping_columns_is_seen():
+def test_a_wrong_way_of_dropping_columns_is_seen(monkeypatch):
     """Weights that stay where they were while the rest moves up."""
+    compact = elimination._Layers.compact_
 
-    class Careless(Reader):
-        def compact_(self):
-            weights = self.weights
-            super().compact_()
-            self.weights = weights[:, : len(self.inverse)].clone()
+    def careless(self):
+        weights = self.weights
+        compact(self)
+        self.weights = weights[:, : self.inverse.shape[1]].clone()
 
     problem = Crowd()
-    assert off_by(problem, problem.readers(Careless)) > 1e-3
+    monkeypatch.setattr(elimination, "WINDOW", 4)
+    monkeypatch.setattr(elimination, "PART", 1000)
+    assert off_by(problem, problem.readers()) < 1e-8
+    monkeypatch.setattr(elimination._Layers, "compact_", careless)
+    assert off_by(problem, problem.readers()) > 1e-3
 
 
-def test_the_oracle_can_fail():
+def test_the_oracle_can_fail(monkeypatch):
     """Forgetting to update P gives other costs from the second unit on."""
-
-    class Forgetful(Reader):
-        def without_(self, units):
-            stay = ~torch.isin(self.units, units)
-            self.units, self.columns = self.units[stay], self.columns[stay]
-
     problem = Problem(0)
-    readers = [Forgetful(r.inverse, r.weights, r.units, r.columns) for r in problem.readers()]
-    path = eliminate(readers, problem.units)
+    monkeypatch.setattr(
+        elimination._Layers, "without_", lambda self, units: self.places.scatter_(1, units, -1)
+    )
+    path = eliminate(problem.readers(), problem.units)
     wrong = float(path.costs[:3].sum())
     assert wrong != pytest.approx(problem.cost(tuple(path.order[:3].tolist())), rel=1e-3)

@@ -5,10 +5,11 @@ import torch
 from torch import Tensor
 
 from apoptosis.criteria.held_out import RIDGES, optimism
+from apoptosis.curvature import Products
 
 
-def moment(x: Tensor) -> Tensor:
-    return x.T @ x
+def moment(x: Tensor, *, is_thin: bool = False) -> Products:
+    return Products(x.T[None], is_thin=True) if is_thin else Products((x.T @ x)[None])
 
 
 def drawn(num: int, width: int, *, seed: int, noise: float) -> Tensor:
@@ -35,15 +36,17 @@ def left(x: Tensor, seen: Tensor, gone: list[int], width: int, ridge: float) -> 
 
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("noise", [0.3, 3.0])
+@pytest.mark.parametrize("is_thin", [False, True])
 def test_it_is_what_ridge_regression_fails_to_explain_of_the_other_half(
-    has_bias: bool, noise: float
+    has_bias: bool, noise: float, is_thin: bool
 ):
     kernel, width, ridge = 2, 12, 1e-3
     a, b = (drawn(30, width, seed=seed, noise=noise) for seed in (1, 2))
     if has_bias:
         a, b = (torch.cat([x, torch.ones(30, 1).double()], 1) for x in (a, b))
     columns = torch.arange(width).reshape(-1, kernel)
-    found = optimism((moment(a), moment(b)), columns, ridge=ridge, has_bias=has_bias)
+    halves = (moment(a, is_thin=is_thin), moment(b, is_thin=is_thin))
+    found = optimism(halves, columns, ridge=ridge, has_bias=has_bias)
 
     order = torch.randperm(len(columns), generator=torch.Generator().manual_seed(0))
     gone = columns[order[: len(columns) // 4]].flatten().tolist()
@@ -100,15 +103,14 @@ def test_channels_that_are_always_zero_change_nothing():
 
 def test_of_one_half_nothing_is_believed():
     whole = moment(drawn(50, 8, seed=1, noise=1))
-    columns, one_sample = torch.arange(8)[:, None], (whole, torch.zeros_like(whole))
+    columns, one_sample = torch.arange(8)[:, None], (whole, Products(0 * whole.own))
     assert optimism(one_sample, columns, ridge=1e-4, has_bias=False) == 1
 
 
 def test_it_is_nothing_where_there_is_nothing_to_tell_by():
-    whole, columns = moment(drawn(50, 8, seed=1, noise=1)), torch.arange(8)[:, None]
-    few = (whole[:3, :3], whole[:3, :3])
+    whole, columns = moment(drawn(50, 8, seed=1, noise=1)).own, torch.arange(8)[:, None]
+    few = (Products(whole[:, :3, :3]), Products(whole[:, :3, :3]))
     assert optimism(few, columns[:3], ridge=1e-4, has_bias=False) == 0
-    silent = whole.clone()
-    silent[:, :] = 0
-    silent[0, 0] = 1
+    silent = Products(torch.zeros_like(whole))
+    silent.own[0, 0, 0] = 1
     assert optimism((silent, silent), columns, ridge=1e-4, has_bias=False) == 0

@@ -10,7 +10,7 @@ from torch import nn
 import apoptosis as ap
 from apoptosis.criteria import CRITERIA, gates, obs_units
 from apoptosis.criteria.held_out import optimism
-from apoptosis.curvature import Moments, layer_moments
+from apoptosis.curvature import Moments, Products, layer_moments
 from apoptosis.errors import ModelError
 from apoptosis.structure import trace
 from oracles.shrinking import SeparateAttention, small_case
@@ -42,10 +42,10 @@ def scale(moments: Moments, weight: torch.Tensor) -> float:
 
 def doubt(moments: Moments, ridge: float = 0.0, kernel: int = 1) -> float:
     """κ of a layer of one group of channels."""
-    (first,), (second,) = moments.halves
+    first, second = map(Products, moments.halves)
     num = len(moments.gates) * kernel
     columns = torch.arange(num).reshape(-1, kernel)
-    return optimism((first, second), columns, ridge=ridge, has_bias=len(first) > num)
+    return optimism((first, second), columns, ridge=ridge, has_bias=first.own.shape[1] > num)
 
 
 def with_refit(values: torch.Tensor, moments: Moments, ridge: float = 0.0) -> torch.Tensor:

@@ -13,12 +13,19 @@ energy (one column of great energy says nothing of the others),
     κ       = (outside − inside) / (1 − inside), within 0 … 1:
 
 nothing where the fit holds, 1 where it explains nothing of others.
+
+Where positions are few (`Products.is_thin`) fits are found by way of their products with each other: with X_K of what
+is kept and x_q of what is told, both without what the constant says of them, x_q (X_Kᵀ X_K + λ)⁻¹ X_Kᵀ is W.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+from apoptosis.curvature import Products
 
 __all__ = ["optimism"]
 
@@ -33,24 +40,25 @@ MOST_TARGETS = 128
 
 
 def optimism(
-    halves: tuple[Tensor, Tensor], columns: Tensor, *, ridge: float, has_bias: bool
+    halves: tuple[Products, Products], columns: Tensor, *, ridge: float, has_bias: bool
 ) -> float:
     """κ; 0 where there are too few channels to tell by, 1 where there is one half alone.
 
     Channels that are always zero are passed over: κ is the same as where they have been cut.
 
-    Time: eleven Cholesky factors of three quarters of the inputs, five times what the inverse of A takes.
+    Time: eleven Cholesky factors of three quarters of the inputs, or of the positions where these are fewer.
 
     Args:
-        halves: the second moments of two halves of the samples, (n, n), in units of all of them.
+        halves: of two halves of the samples, of one group of n inputs each, in units of all of them.
         columns: (channels, k), where each channel is among the inputs.
         ridge: of the fit to all samples, in parts of the mean of what is not zero.
         has_bias: the last input is the constant 1, on which there is no penalty.
     """
-    shows = [bool(half.diagonal()[: len(half) - has_bias].any()) for half in halves]
+    energies = torch.stack([half.diagonal[0] for half in halves])
+    num = energies.shape[1]
+    shows = [bool(own[: num - has_bias].any()) for own in energies]
     if any(shows) and not all(shows):
         return 1.0
-    energies = torch.stack([half.diagonal() for half in halves])
     columns = columns[energies.sum(0)[columns].any(1)]
     order = torch.randperm(len(columns), generator=torch.Generator().manual_seed(0))
     order = order.to(columns.device)
@@ -58,16 +66,19 @@ def optimism(
     told = gone[(energies[:, gone] > 0).all(0)][:MOST_TARGETS]
     if not len(told):
         return 0.0
-    constant = torch.arange(len(halves[0]), device=columns.device)[len(halves[0]) - has_bias :]
-    kept = torch.cat([others.sort().values, constant])
-    first, second = (
-        _Seen.of(half, kept, told, float(half.diagonal()[columns].mean()), has_bias=has_bias)
-        for half in halves
-    )
-    outside = min(_left(first, second, own) + _left(second, first, own) for own in RIDGES) / 2
-    whole = first + second
-    inside = _left(whole, whole, ridge)
-    return min(1.0, max(0.0, (outside - inside) / (1 - inside))) if inside < 1 else 0.0
+    kept = others.sort().values
+    sizes = [float(own[columns].mean()) for own in energies]
+    if all(half.is_thin for half in halves):
+        thin = [
+            _Columns.of(half.own[0], kept, told, size, has_bias=has_bias)
+            for half, size in zip(halves, sizes, strict=True)
+        ]
+        return _kappa(thin[0], thin[1], ridge)
+    seen = [
+        _Seen.of(half.matrix[0], kept, told, size, has_bias=has_bias)
+        for half, size in zip(halves, sizes, strict=True)
+    ]
+    return _kappa(seen[0], seen[1], ridge)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +98,8 @@ class _Seen:
     def of(
         cls, moment: Tensor, kept: Tensor, told: Tensor, size: float, *, has_bias: bool
     ) -> "_Seen":
+        constant = torch.arange(len(moment), device=kept.device)[len(moment) - has_bias :]
+        kept = torch.cat([kept, constant])
         rows = moment[kept]
         return cls(rows[:, kept], rows[:, told], moment[told, told], size, has_bias)
 
@@ -94,15 +107,73 @@ class _Seen:
         sums = (self.among + other.among, self.cross + other.cross, self.energies + other.energies)
         return _Seen(*sums, self.size + other.size, self.has_bias)
 
-    def solved(self, ridge: float) -> Tensor:
-        """(A_KK + λ a I)⁻¹ A_Kq, where a is `size`."""
-        among = self.among.clone()
-        among.diagonal()[: len(among) - self.has_bias].add_(max(ridge, LEAST) * self.size)
-        return torch.cholesky_solve(self.cross, torch.linalg.cholesky(among))
+    def missed(self, seen: "_Seen", ridges: Sequence[float]) -> Iterator[Tensor]:
+        """Of each column that is told, on what was `seen`: W = (A_KK + λ a I)⁻¹ A_Kq, where a is `size`."""
+        for ridge in ridges:
+            among = self.among.clone()
+            among.diagonal()[: len(among) - self.has_bias].add_(max(ridge, LEAST) * self.size)
+            fit = torch.cholesky_solve(self.cross, torch.linalg.cholesky(among))
+            yield seen.energies - (fit * (2 * seen.cross - seen.among @ fit)).sum(0)
 
 
-def _left(fitted: _Seen, seen: _Seen, ridge: float) -> float:
-    """In parts of each column's energy, the mean; a fit that is worse than none counts as none."""
-    fit = fitted.solved(ridge)
-    missed = seen.energies - (fit * (2 * seen.cross - seen.among @ fit)).sum(0)
-    return float((missed / seen.energies).clamp(0, 1).mean())
+@dataclass(frozen=True, eq=False)
+class _Columns:
+    """The same by the columns themselves: those that stay, those that are told, and the constant, (…, positions)."""
+
+    kept: Tensor
+    told: Tensor
+    constant: Tensor
+    size: float
+
+    @classmethod
+    def of(
+        cls, columns: Tensor, kept: Tensor, told: Tensor, size: float, *, has_bias: bool
+    ) -> "_Columns":
+        constant = columns[-1] if has_bias else torch.zeros_like(columns[-1])
+        return cls(columns[kept], columns[told], constant, size)
+
+    def __add__(self, other: "_Columns") -> "_Columns":
+        return _Columns(
+            torch.cat([self.kept, other.kept], 1),
+            torch.cat([self.told, other.told], 1),
+            torch.cat([self.constant, other.constant]),
+            self.size + other.size,
+        )
+
+    @property
+    def energies(self) -> Tensor:
+        """Of those that are told."""
+        return self.told.square().sum(1)
+
+    def missed(self, seen: "_Columns", ridges: Sequence[float]) -> Iterator[Tensor]:
+        """Of each column that is told, on what was `seen`."""
+        size = self.constant.square().sum().clamp_min(torch.finfo(self.constant.dtype).tiny)
+        mean, level = (own @ self.constant / size for own in (self.kept, self.told))
+        kept, told = (
+            own - torch.outer(at, self.constant)
+            for own, at in ((self.kept, mean), (self.told, level))
+        )
+        others = kept.T @ (seen.kept - torch.outer(mean, seen.constant))
+        wanted = seen.told - torch.outer(level, seen.constant)
+        among = kept.T @ kept
+        for ridge in ridges:
+            own = among.clone()
+            own.diagonal().add_(max(ridge, LEAST) * self.size)
+            fit = torch.cholesky_solve(told.T, torch.linalg.cholesky(own))
+            yield (wanted - fit.T @ others).square().sum(1)
+
+
+_Half = TypeVar("_Half", _Seen, _Columns)
+
+
+def _kappa(first: _Half, second: _Half, ridge: float) -> float:
+    crossed = zip(_left(first, second, RIDGES), _left(second, first, RIDGES), strict=True)
+    outside = min(map(sum, crossed)) / 2
+    whole = first + second
+    (inside,) = _left(whole, whole, (ridge,))
+    return min(1.0, max(0.0, (outside - inside) / (1 - inside))) if inside < 1 else 0.0
+
+
+def _left(fitted: _Half, seen: _Half, ridges: Sequence[float]) -> list[float]:
+    """In parts of each column's energy, the mean, for each ridge; a fit that is worse than none counts as none."""
+    return [float((own / seen.energies).clamp(0, 1).mean()) for own in fitted.missed(seen, ridges)]

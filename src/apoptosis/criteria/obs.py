@@ -23,7 +23,7 @@ and a dimension of values at once, and costs both.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from apoptosis.criteria.aggregation import UnitScores
-from apoptosis.criteria.elimination import Reader, eliminate
+from apoptosis.criteria.elimination import Path, Reader, eliminate_alike, shape_of
 from apoptosis.criteria.gates import find_gates
 from apoptosis.criteria.held_out import optimism
 from apoptosis.criteria.taylor import gate_sites
@@ -42,6 +42,7 @@ from apoptosis.curvature import (
     Gate,
     LayerMoments,
     Moments,
+    Products,
     as_matrix,
     is_bearable,
     is_linear_map,
@@ -55,8 +56,12 @@ from apoptosis.task import Batch, Task
 
 __all__ = ["obs_units", "priced_groups"]
 
+LEAST = 1e-9
+"""With a smaller penalty the inverse of a sum of few products has no digits left."""
 JITTER = 1e-12
 """Of a moment's mean on the diagonal."""
+TOGETHER = 2**28
+"""Bytes of matrices of groups that wait for others of their shape."""
 MOST_GROUPS = 8
 """Groups of channels that tell how far a layer's fits hold."""
 
@@ -115,11 +120,17 @@ def obs_units(  # noqa: PLR0913 - what every criterion takes, and a word on each
             micro_batch=micro_batch,
         )
     prepared = _Prepared(model, found.layers, ridge, uses)
-    values: dict[str, Tensor] = {}
-    for group in track(structure.groups, "refitting without units"):
-        own = priced[group.name]
-        if own.is_there and own.is_in(found):
-            values[group.name] = _score(group, own, prepared, found.gates)
+    there = {
+        group.name: own
+        for group in structure.groups
+        for own in [priced[group.name]]
+        if own.is_there and own.is_in(found)
+    }
+    paths = _paths(structure, there, prepared)
+    values = {
+        name: _score(own, paths.get(name), prepared, found.gates.get(name))
+        for name, own in there.items()
+    }
     return UnitScores(
         values,
         "obs",
@@ -167,16 +178,45 @@ class _Priced:
         )
 
 
-def _score(
-    group: Group, own: _Priced, prepared: "_Prepared", gates: Mapping[str, Tensor]
-) -> Tensor:
+def _paths(
+    structure: Structure, priced: Mapping[str, _Priced], prepared: "_Prepared"
+) -> dict[str, Path]:
+    """Of every group that layers read. Groups of one shape go together, as many as `TOGETHER` has room for."""
+    found: dict[str, Path] = {}
+    waiting: dict[Any, dict[str, list[Reader]]] = {}
+    held = 0
+
+    def go(alike: dict[str, list[Reader]]) -> int:
+        paths = eliminate_alike(list(alike.values()), structure[next(iter(alike))].size)
+        found.update(zip(alike, paths, strict=True))
+        return sum(_num_bytes(own) for own in alike.values())
+
+    for name, own in track(priced.items(), "refitting without units"):
+        if not own.readers:
+            continue
+        readers = [reader for site in own.readers for reader in prepared.readers(site)]
+        alike = waiting.setdefault(shape_of(readers, structure[name].size), {})
+        alike[name] = readers
+        held += _num_bytes(readers)
+        while held > TOGETHER:
+            largest = max(waiting, key=lambda shape: sum(map(_num_bytes, waiting[shape].values())))
+            held -= go(waiting.pop(largest))
+    for alike in waiting.values():
+        go(alike)
+    return found
+
+
+def _num_bytes(readers: Sequence[Reader]) -> int:
+    return sum(own.num_bytes for own in readers)
+
+
+def _score(own: _Priced, path: Path | None, prepared: "_Prepared", gates: Tensor | None) -> Tensor:
     """The geometric mean of what units cost after the refit and by themselves, weighed by κ."""
-    met = gates[group.name] / 2 if own.gates else None
-    if not own.readers:
+    met = None if gates is None else gates / 2
+    if path is None:
         assert met is not None, "asked only of groups with a price"
         return met
-    readers = [reader for site in own.readers for reader in prepared.readers(site)]
-    refitted = eliminate(readers, group.size).scores()
+    refitted = path.scores()
     # Units that cost nothing may come out below zero, by rounding.
     each = torch.stack([prepared.gates(site).clamp_min(0) for site in own.readers])
     doubts = torch.tensor([prepared.optimism(site.module) for site in own.readers]).double()
@@ -216,9 +256,9 @@ def _channels(module: Any) -> int:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """One group of channels of a layer: A, P = A⁻¹ and T."""
+    """One group of channels of a layer: A, P = A⁻¹ but for the constant's column, and T."""
 
-    moment: Tensor
+    moment: Products
     inverse: Tensor
     weights: Tensor
 
@@ -266,29 +306,34 @@ class _Prepared:
         parts = self._parts[path]
         if number not in parts:
             module: Any = self._model.get_submodule(path)
-            inputs = sum(half[number].to(self._device) for half in self._moments[path].halves)
-            assert isinstance(inputs, Tensor), "a sum of tensors"
+            inputs = self._inputs(path, number)
             outputs = self._moments[path].outputs[number].to(self._device)
-            weight = as_matrix(module, module.weight.detach())[number].to(inputs)
+            weight = as_matrix(module, module.weight.detach())[number].to(outputs)
             if module.bias is not None:
-                bias = module.bias.detach().to(inputs).reshape(-1, len(weight))[number]
+                bias = module.bias.detach().to(outputs).reshape(-1, len(weight))[number]
                 weight = torch.cat([weight, bias[:, None]], 1)
             inverse = _inverse(inputs, self._ridge, has_bias=module.bias is not None)
             parts[number] = _Part(inputs, inverse, _weighted(outputs, weight))
         return parts[number]
 
+    def _inputs(self, path: str, number: int) -> Products:
+        """A of a group of channels."""
+        first, second = (own.of_group(number, self._device) for own in self._moments[path].parts)
+        return first + second
+
     def optimism(self, path: str) -> float:
         """κ of a layer, the mean over some of its groups of channels."""
         if path not in self._optimism:
             module: Any = self._model.get_submodule(path)
-            first, second = self._moments[path].halves
+            first, second = self._moments[path].parts
             has_bias = module.bias is not None
-            columns = torch.arange(len(first[0]) - has_bias, device=self._device)
+            num_groups, num_inputs = first.own.shape[:2]
+            columns = torch.arange(num_inputs - has_bias, device=self._device)
             kernel = prod(module.kernel_size) if isinstance(module, _ConvNd) else 1
-            numbers = range(0, len(first), max(1, len(first) // MOST_GROUPS))
+            numbers = range(0, num_groups, max(1, num_groups // MOST_GROUPS))
             self._optimism[path] = sum(
                 optimism(
-                    (first[number].to(self._device), second[number].to(self._device)),
+                    (first.of_group(number, self._device), second.of_group(number, self._device)),
                     columns.reshape(-1, kernel),
                     ridge=self._ridge,
                     has_bias=has_bias,
@@ -304,12 +349,28 @@ class _Prepared:
         return 0.5 * own[places[:, :, None], places[:, None, :]].sum((1, 2))
 
 
-def _inverse(moment: Tensor, ridge: float, *, has_bias: bool) -> Tensor:
-    """(A + λ I)⁻¹ without a penalty on the constant; an input that is always zero gets λ alone."""
-    moment = moment.clone()
-    free = moment.diagonal()[: len(moment) - has_bias]
-    free += max(ridge * float(free.mean()), torch.finfo(torch.float64).tiny)
-    return torch.cholesky_inverse(torch.linalg.cholesky(moment))
+def _inverse(moment: Products, ridge: float, *, has_bias: bool) -> Tensor:
+    """(A + λ I)⁻¹ without a penalty on the constant; an input that is always zero gets λ alone.
+
+    Where positions are few, that of all but the constant is (I − X_c (λ I + X_cᵀ X_c)⁻¹ X_cᵀ) / λ with X_c what the
+    constant does not tell of X.
+    """
+    num = moment.own.shape[1] - has_bias
+    size = max(ridge * float(moment.diagonal[0, :num].mean()), torch.finfo(torch.float64).tiny)
+    if not moment.is_thin or ridge < LEAST:
+        matrix = moment.matrix[0].clone()
+        matrix.diagonal()[:num] += size
+        return torch.cholesky_inverse(torch.linalg.cholesky(matrix))
+    columns = moment.own[0, :num]
+    if has_bias:
+        constant = moment.own[0, -1]
+        columns = columns - torch.outer(columns @ constant / constant.square().sum(), constant)
+    among = columns.T @ columns
+    among.diagonal().add_(size)
+    half = torch.linalg.solve_triangular(torch.linalg.cholesky(among), columns.T, upper=False)
+    inverse = Products(half.T[None], is_thin=True).matrix[0].neg_()
+    inverse.diagonal().add_(1)
+    return inverse.div_(size)
 
 
 def _weighted(moment: Tensor, weight: Tensor) -> Tensor:
@@ -331,8 +392,12 @@ def _root(moment: Tensor) -> Tensor:
     return values.clamp_min(0).sqrt()[:, None] * vectors.T
 
 
-def _without_refit(moment: Tensor, weights: Tensor, columns: Tensor) -> float:
+def _without_refit(moment: Products, weights: Tensor, columns: Tensor) -> float:
     """Σ_u tr(T_u A_uu T_uᵀ)."""
-    own = moment[columns[:, :, None], columns[:, None, :]]  # (u, k, k)
     theirs = weights[:, columns].permute(1, 0, 2)  # (u, m, k)
-    return float(((theirs @ own) * theirs).sum())
+    if moment.is_thin:
+        own = moment.own[0, columns]  # (u, k, positions)
+        own = own @ own.mT
+    else:
+        own = moment.own[0, columns[:, :, None], columns[:, None, :]]  # (u, k, k)
+    return float((own * (theirs.mT @ theirs)).sum())

@@ -32,6 +32,7 @@ from apoptosis.curvature.gates import (
     gate_curvature,
 )
 from apoptosis.curvature.gradient import fisher_diagonal, mean_gradient
+from apoptosis.curvature.grams import Products
 from apoptosis.curvature.layer_moments import LayerMoments, Moments, layer_moments
 from apoptosis.curvature.linear_maps import as_matrix, is_bearable, is_linear_map
 from apoptosis.curvature.paper import PaperTerms, layer_tangents, paper_terms
@@ -53,6 +54,7 @@ __all__ = [
     "Moments",
     "PaperTerms",
     "Place",
+    "Products",
     "Seen",
     "as_matrix",
     "curvature_diagonal",

@@ -17,7 +17,7 @@ meet in a product) have gates wherever the caller says, in the same backwards: `
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from apoptosis.curvature.activations import Place, Seen, Watched, gradients_at, 
 from apoptosis.curvature.containment import contained
 from apoptosis.curvature.gate_sums import Gate, GateSums
 from apoptosis.curvature.gradient import buffers_restored
-from apoptosis.curvature.grams import Gram
+from apoptosis.curvature.grams import Gram, Products
 from apoptosis.curvature.linear_maps import (
     FEWEST_PLACES,
     as_inputs,
@@ -49,18 +49,23 @@ __all__ = ["LayerMoments", "Moments", "layer_moments"]
 class Moments:
     """Of one layer, float64 on the CPU: `inputs` is A, (g, n, n), `outputs` S, (g, m, m), for g groups of channels.
 
-    `halves` are two that add up to A, of every second sample as far as samples come first; of one sample the second is
+    `parts` are two that add up to A, of every second sample as far as samples come first; of one sample the second is
     zero. `gates` is Γ, (channels, channels), of all groups together.
     """
 
-    halves: tuple[Tensor, Tensor]
+    parts: tuple[Products, Products]
     outputs: Tensor
     gates: Tensor
 
     @property
+    def halves(self) -> tuple[Tensor, Tensor]:
+        """Both parts as matrices, (g, n, n)."""
+        return self.parts[0].matrix, self.parts[1].matrix
+
+    @property
     def inputs(self) -> Tensor:
-        """A, a new tensor."""
-        return self.halves[0] + self.halves[1]
+        """A."""
+        return (self.parts[0] + self.parts[1]).matrix
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,9 +250,9 @@ class _Sums:
                 f"NaN or infinity passes layer {path!r}. Look for bad values in the data, or for a network that "
                 "overflows its number type."
             )
-        found = [own.taken(1 / total.samples).cpu() for own in self._inputs if not own.is_empty]
+        found = [own.products(1 / total.samples).cpu() for own in self._inputs if not own.is_empty]
         return Moments(
-            (found[0], found[1] if found[1:] else torch.zeros_like(found[0])),
+            (found[0], found[1] if found[1:] else replace(found[0], own=0 * found[0].own)),
             self._outputs.taken(1 / total.predictions).cpu(),
             self._gates.taken(1 / total.predictions)[0].cpu(),
         )
