@@ -92,8 +92,12 @@ def measured(name: str, folder: Path, *, peer: bool) -> Record:
 
 
 def _file(folder: Path, name: str, *, peer: bool) -> Path:
-    plain = re.sub(r"[^\w.-]+", "_", name)
-    return folder / f"{plain}{'.peer' if peer else ''}.json"
+    return folder / f"{_plain(name)}{'.peer' if peer else ''}.json"
+
+
+def _plain(name: str) -> str:
+    """Fit for a file."""
+    return re.sub(r"[^\w.-]+", "_", name)
 
 
 def _from_child(name: str, out: Path, *, peer: bool) -> Record:
@@ -118,11 +122,6 @@ def _from_child(name: str, out: Path, *, peer: bool) -> Record:
         note = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return failed | {"status": "error" if peer else "crash", "note": note}
     return json.loads(out.read_text())
-
-
-def _kept(out: Path, failed: Record) -> Record:
-    """What a child had found before it was stopped."""
-    return json.loads(out.read_text()) if out.exists() else failed
 
 
 # -- reporting --------------------------------------------------------------------------------------------------------
@@ -350,20 +349,23 @@ def main(argv: list[str] | None = None) -> int:
 
 def second(args: argparse.Namespace) -> int:
     """The second zoo: other networks, other checks, a report of its own."""
+    import zoo_second_checks as checks
     import zoo_second_report as report
 
     entries = [e for e in import_module(LISTS["second"]).ENTRIES if fnmatchcase(e.id, args.only)]
     runs = args.runs or HERE.parent / "runs" / "zoo_second"
     runs.mkdir(parents=True, exist_ok=True)
-    records: list[Record] = []
-    for entry in entries:  # one at a time, so that times are those of one core
-        out = _file(runs, entry.id, peer=False)
-        if args.fresh:
-            out.unlink(missing_ok=True)
-        if not out.exists():
-            out.write_text(json.dumps(_from_fork(entry, out) | {"commit": _commit()}, indent=1))
-        records.append(json.loads(out.read_text()))
-        print(f"{entry.id}: {report.line(records[-1])}", flush=True)
+    parts: dict[str, list[Record]] = {entry.id: [] for entry in entries}
+    for stage in checks.STAGES:
+        for entry in entries:  # one at a time, so that times are those of one core
+            out = runs / f"{_plain(entry.id)}.{stage}.json"
+            if args.fresh or not out.exists():
+                out.unlink(missing_ok=True)
+                found = _from_fork(entry, stage, out)
+                out.write_text(json.dumps(found | {"commit": _commit()}, indent=1))
+            parts[entry.id].append(json.loads(out.read_text()))
+            print(f"{entry.id}: {report.line(checks.joined(entry, parts[entry.id]))}", flush=True)
+    records = [checks.joined(entry, parts[entry.id]) for entry in entries]
     folder = args.results or (RESULTS if args.only == "*" else None)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -372,42 +374,36 @@ def second(args: argparse.Namespace) -> int:
         data = json.dumps({"networks": records}, indent=1)
         (folder / "zoo_second.json").write_text(_relative(data) + "\n")
     print("\n".join(report.bars(records)))
-    return int(any(r["status"] in ("WRONG", "raw", "hang", "crash") for r in records))
+    return int(any(r["status"] in ("WRONG", "raw", "hang") for r in records))
 
 
-def _from_fork(entry: Any, out: Path) -> Record:
-    """The record of one network, from a child that need not import anything anew."""
-    import zoo_second_checks  # in the parent, once
+def _from_fork(entry: Any, stage: str, out: Path) -> Record:
+    """What a stage finds of a network, from a child that need not import anything anew."""
+    import zoo_second_checks as checks
 
-    zoo_second_checks.warm_up()
-    part = out.with_suffix(".part")
+    checks.warm_up()
     if (child := os.fork()) == 0:
         try:
-            _measure_in_fork(zoo_second_checks.measure, entry, part)
+            _measure_in_fork(entry, stage, out)
         finally:
             os._exit(1)  # without what the parent has yet to do
     _, code = os.waitpid(child, 0)
-    failed: Record = {"id": entry.id, "family": entry.family, "checks": {}}
-    record = _kept(part, failed)
-    part.unlink(missing_ok=True)
     if code == 0:
-        return record
-    late = code == signal.SIGXCPU
-    note = f"over {CPU_LIMIT_S} s of CPU time" if late else f"the child ended with {code}"
-    return record | {"status": "hang" if late else "crash", "note": note}
+        return json.loads(out.read_text())
+    late = os.WIFSIGNALED(code) and os.WTERMSIG(code) == signal.SIGXCPU
+    text = f"hang: over {CPU_LIMIT_S} s of CPU time" if late else f"raw: a child ended with {code}"
+    return {"checks": dict.fromkeys(checks.names_of(stage), text)}
 
 
-def _measure_in_fork(measure: Any, entry: Any, out: Path) -> None:
+def _measure_in_fork(entry: Any, stage: str, out: Path) -> None:
     """In the child: measure, write and end."""
     import torch
 
+    import zoo_second_checks as checks
+
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S + 10))
     torch.set_num_threads(1)
-
-    def keep(record: Record) -> None:
-        out.write_text(json.dumps(record, indent=1, default=str))
-
-    keep(measure(entry, SEED, keep))
+    out.write_text(json.dumps(checks.measure(entry, SEED, stage), indent=1, default=str))
     sys.stdout.flush()
     os._exit(0)
 

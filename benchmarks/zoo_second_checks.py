@@ -51,7 +51,7 @@ from zoo_models import BATCH, OTHER_BATCH
 from zoo_plans import bundles_of, kept_units, random_counts
 from zoo_second_networks import Network, built
 
-__all__ = ["PLAN_CHECKS", "PRUNINGS", "SHARES", "measure", "warm_up"]
+__all__ = ["PLAN_CHECKS", "PRUNINGS", "STAGES", "joined", "measure", "names_of", "warm_up"]
 
 Record = dict[str, Any]
 SHARES = (0.6, 0.75)
@@ -62,6 +62,7 @@ LEAST_EFFECT = 1e-4  # of a cut; below it, being equal to the twin would say not
 LIMIT_S = 90.0
 PLAN_CHECKS = ("equal", "batch", "size", "train", "gradient", "saved")
 PRUNINGS = ("magnitude", "default")
+STAGES = ("plans", *PRUNINGS)
 
 
 class LateError(BaseException):
@@ -93,30 +94,37 @@ def warm_up() -> None:
     )
 
 
-def measure(network: Network, seed: int, keep: Callable[[Record], None] | None = None) -> Record:
-    """Everything about one network; `keep` is given the record after each stage, should a later one never end."""
-    record: Record = {"id": network.id, "family": network.family, "checks": {}, "errors": {}}
+def measure(network: Network, seed: int, stage: str) -> Record:
+    """What one stage finds of one network: its checks, by name, and facts."""
+    record: Record = {"checks": {}, "errors": {}}
     try:
         model = built(network, seed)
     except ImportError as error:
-        return record | {"status": "skipped", "note": str(error)}
+        return record | {"skipped": str(error)}
     record["params"] = sum(p.numel() for p in model.parameters())
-    _plans_checked(network, model, seed, record)
-    for name in PRUNINGS:
-        if keep:
-            keep(_with_status(record | {"checks": record["checks"] | {name: "hang: began"}}))
+    if stage == "plans":
+        _plans_checked(network, model, seed, record)
+    else:
         start = time.process_time()
-        text = _checked(lambda name=name: _pruned(network, name, seed), LIMIT_S)
-        record["checks"][name] = text
-        record[f"{name}_s"] = time.process_time() - start
-    return _with_status(record)
+        record["checks"][stage] = _checked(lambda: _pruned(network, stage, seed), LIMIT_S)
+        record[f"{stage}_s"] = time.process_time() - start
+    return record
 
 
-def _with_status(record: Record) -> Record:
-    """The worst that any check says."""
+def names_of(stage: str) -> list[str]:
+    """The checks of a stage."""
+    return [f"{name} {n}" for n in (1, 2) for name in PLAN_CHECKS] if stage == "plans" else [stage]
+
+
+def joined(network: Network, parts: list[Record]) -> Record:
+    """The whole record, with the worst that any check says as its status."""
+    record: Record = {"id": network.id, "family": network.family, "checks": {}, "errors": {}}
+    for part in parts:
+        inner = {key: record[key] | part.get(key, {}) for key in ("checks", "errors")}
+        record |= part | inner
     words = {text.partition(":")[0] for text in record["checks"].values()}
     worst = next((word for word in ("WRONG", "raw", "hang", "refused") if word in words), "pass")
-    return record | {"status": worst}
+    return record | {"status": "skipped" if "skipped" in record else worst}
 
 
 def _checked(check: Callable[[], str], seconds: float) -> str:

@@ -64,7 +64,7 @@ def bars(records: list[Record]) -> list[str]:
     return [
         f"networks: {len(there)}, and {len(records) - len(there)} skipped",
         f"silently wrong: {len(any_of('WRONG'))} (asked 0)",
-        f"raw errors: {len(any_of('raw')) + sum(r['status'] == 'crash' for r in there)} (asked 0)",
+        f"raw errors: {len(any_of('raw'))} (asked 0)",
         f"hanging: {len(any_of('hang'))}",
         share("equal in every check of both plans", [r for r in there if _equal(r)], 0.95),
         share(
@@ -144,8 +144,8 @@ def _cells(record: Record) -> tuple[str, ...]:
 def _notes(record: Record) -> list[str]:
     """What is not well, each text once."""
     by_text: dict[str, list[str]] = {}
-    if record.get("note"):
-        by_text[record["note"]] = [record["status"]]
+    if "skipped" in record:
+        by_text[record["skipped"]] = ["skipped"]
     for name, text in record["checks"].items():
         if _word(text) not in ("", "n/a"):
             by_text.setdefault(text, []).append(name)

@@ -1,6 +1,8 @@
 """The second zoo: its checks pass what is right, and each of them tells what is wrong, raw, refused or late."""
 
 import json
+import os
+import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -43,12 +45,16 @@ def network(make: Callable[[], nn.Module] = Small) -> Network:
     return Network("own", "small", make, pictures(8), family="own code", other=pictures(11))
 
 
+def measured(of: Network) -> dict[str, Any]:
+    return checks.joined(of, [checks.measure(of, 0, stage) for stage in checks.STAGES])
+
+
 def told(record: dict[str, Any], name: str) -> str:
     return record["checks"][name]
 
 
 def test_a_network_that_is_cut_well_passes_every_check() -> None:
-    record = checks.measure(network(), 0)
+    record = measured(network())
     assert record["status"] == "pass", record
     assert all(text == "" for text in record["checks"].values()), record
     assert len(record["checks"]) == 2 * len(checks.PLAN_CHECKS) + len(checks.PRUNINGS)
@@ -64,7 +70,7 @@ def test_a_cut_of_other_units_is_wrong_everywhere(monkeypatch: pytest.MonkeyPatc
 
     cut = checks.cut
     monkeypatch.setattr(checks, "cut", cut_elsewhere)
-    record = checks.measure(network(), 0)
+    record = measured(network())
     assert record["status"] == "WRONG"
     for name in ("equal 1", "batch 1", "size 1", "train 1", "gradient 1"):
         assert "WRONG: differs" in told(record, name)
@@ -119,7 +125,7 @@ def test_what_differs_in_one_situation_is_told_there(
 
     cut = checks.cut
     monkeypatch.setattr(checks, "cut", spoilt_cut)
-    record = checks.measure(network(kind), 0)
+    record = measured(network(kind))
     assert "WRONG: differs" in told(record, f"{name} 1")
     assert told(record, "equal 1") == ""
 
@@ -135,7 +141,7 @@ def test_an_error_that_is_not_ours_is_raw_and_ours_is_a_refusal(
 
     monkeypatch.setattr(checks, "cut", raising(RuntimeError("mat1 and mat2 shapes")))
     monkeypatch.setattr(checks.ap, "prune", raising(ModelError("it cannot be")))
-    record = checks.measure(network(), 0)
+    record = measured(network())
     assert told(record, "size 2").startswith("raw: RuntimeError: mat1 and mat2 shapes")
     assert told(record, "magnitude") == "refused: ModelError: it cannot be"
     assert record["status"] == "raw"
@@ -152,10 +158,9 @@ def test_what_takes_too_long_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(checks, "LIMIT_S", 0.3)
     monkeypatch.setattr(checks.ap, "prune", endless)
-    kept: list[Any] = []
-    record = checks.measure(network(), 0, kept.append)
+    record = measured(network())
     assert told(record, "default").startswith("hang: over")
-    assert kept[-1]["checks"]["default"] == "hang: began"
+    assert "hanging: 1" in report.bars([record])
 
 
 @pytest.mark.parametrize(
@@ -175,14 +180,14 @@ def test_a_pruned_network_of_no_use_is_told(
 
     prune = checks.ap.prune
     monkeypatch.setattr(checks.ap, "prune", spoiling)
-    assert says in told(checks.measure(network(), 0), "magnitude")
+    assert says in told(measured(network()), "magnitude")
 
 
 def test_a_missing_package_is_skipped_and_no_pass() -> None:
     def make() -> nn.Module:
         raise ModuleNotFoundError("No module named 'ultralytics'")
 
-    record = checks.measure(network(make), 0)
+    record = measured(network(make))
     assert record["status"] == "skipped"
     assert report.bars([record])[0] == "networks: 0, and 1 skipped"
 
@@ -195,16 +200,28 @@ def test_the_second_zoo_has_other_networks_than_the_first() -> None:
     assert len({entry.family for entry in zoo_second.ENTRIES}) >= 10
 
 
+def test_a_child_that_dies_is_told_and_a_late_one_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "measure", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    found = zoo._from_fork(network(), "magnitude", tmp_path / "x.json")
+    assert found["checks"] == {"magnitude": "raw: a child ended with 9"}
+    monkeypatch.setattr(checks, "measure", lambda *_: os.kill(os.getpid(), signal.SIGXCPU))
+    found = zoo._from_fork(network(), "plans", tmp_path / "x.json")
+    assert set(found["checks"].values()) == {"hang: over 300 s of CPU time"}
+    assert len(found["checks"]) == 2 * len(checks.PLAN_CHECKS)
+
+
 def test_a_run_is_written_and_goes_on_from_what_is_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--list", "second", "--only", "own DLRM", "--runs", str(tmp_path)]
     options += ["--results", str(tmp_path / "out")]
     assert zoo.main(options) == 0
-    kept = tmp_path / "own_DLRM.json"
+    kept = tmp_path / "own_DLRM.plans.json"
     record = json.loads(kept.read_text())
     record["checks"]["size 1"] = "WRONG: differs by 1.0e+00"
-    kept.write_text(json.dumps(record | {"status": "WRONG"}))
+    kept.write_text(json.dumps(record))
     assert zoo.main(options) == 1  # read, not measured again
     assert "silently wrong: 1" in capsys.readouterr().out
     table = (tmp_path / "out" / "zoo_second.md").read_text()

@@ -44,7 +44,7 @@ def coverage(request):
     if request.config.getoption("--write-coverage"):
         merged = {**_committed(), **rows}
         ordered = [merged[case.id] for case in LIBRARY_CASES if case.id in merged]
-        TABLE.write_text(HEAD + "\n".join(ordered) + "\n", encoding="utf-8")
+        TABLE.write_text(HEAD + "\n".join(ordered) + "\n" + _rest(), encoding="utf-8")
 
 
 def _committed():
@@ -54,6 +54,12 @@ def _committed():
         line for line in TABLE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")
     ]
     return {line.split("|")[1].strip(): line for line in lines[1:]}
+
+
+def _rest():
+    """What stands behind the table, written by hand."""
+    text = TABLE.read_text(encoding="utf-8") if TABLE.exists() else ""
+    return text[text.index("\n## ") :] if "\n## " in text else ""
 
 
 def _row(name, num_parameters, differences, reference, fallbacks):
