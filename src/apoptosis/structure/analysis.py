@@ -99,6 +99,7 @@ def analyse(
     facts: dict[Call, Facts] = {}
     for run in runs:
         facts |= _follow(run, context, pin_outputs=pin_outputs)
+    _pin_unread(context, facts)
     axes = {v: tuple(algebra.resolve(e) for e in own) for v, own in context.axes.items()}
     for own in facts.values():
         _resolve(own)
@@ -121,6 +122,24 @@ def _follow(program: Program, context: Context, *, pin_outputs: bool) -> dict[Ca
     for value, how, line in program.escapes:
         _pin(context, value, PinReason(how, "its numbers leave torch here", line=line))
     return facts
+
+
+def _pin_unread(context: Context, facts: dict[Call, Facts]) -> None:
+    """Keep whole what a slice leaves of a tensor of the model: of a table of places, a longer input reads more.
+
+    Read is what reaches a value that depends on the inputs, and what is summed over on the way there.
+    """
+    exprs = [e for value, own in context.axes.items() if not value.fixed for e in own]
+    exprs += [expr for own in facts.values() for expr, _ in (*own.contractions, *own.statistics)]
+    read = {axis for expr in exprs for axis in algebra.resolve(expr).axes()}
+    reason = PinReason(
+        "slice", "no operation of the run reads these entries; one of another size may"
+    )
+    for value, own in context.axes.items():
+        for expr in own if value.source == "tensor" else ():
+            for axis in algebra.resolve(expr).axes():
+                if axis.pin is None and axis not in read:
+                    axis.pin = reason
 
 
 def _used(program: Program) -> set[Value]:
