@@ -14,8 +14,7 @@ energy (one column of great energy says nothing of the others),
 
 nothing where the fit holds, 1 where it explains nothing of others.
 
-Where positions are few (`Products.is_thin`) fits are found by way of their products with each other: with X_K of what
-is kept and x_q of what is told, both without what the constant says of them, x_q (X_Kᵀ X_K + λ)⁻¹ X_Kᵀ is W.
+Where positions are few (`Products.is_thin`) fits are found by way of them (`curvature.dual_ridge`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from apoptosis.curvature import Products
+from apoptosis.curvature import DualRidge, Products
 
 __all__ = ["optimism"]
 
@@ -66,11 +65,12 @@ def optimism(
     told = gone[(energies[:, gone] > 0).all(0)][:MOST_TARGETS]
     if not len(told):
         return 0.0
-    kept = others.sort().values
+    constant = torch.arange(num, device=columns.device)[num - has_bias :]
+    kept = torch.cat([others.sort().values, constant])
     sizes = [float(own[columns].mean()) for own in energies]
     if all(half.is_thin for half in halves):
         thin = [
-            _Columns.of(half.own[0], kept, told, size, has_bias=has_bias)
+            _Columns.of(half.own, kept, told, size, has_bias=has_bias)
             for half, size in zip(halves, sizes, strict=True)
         ]
         return _kappa(thin[0], thin[1], ridge)
@@ -98,8 +98,6 @@ class _Seen:
     def of(
         cls, moment: Tensor, kept: Tensor, told: Tensor, size: float, *, has_bias: bool
     ) -> "_Seen":
-        constant = torch.arange(len(moment), device=kept.device)[len(moment) - has_bias :]
-        kept = torch.cat([kept, constant])
         rows = moment[kept]
         return cls(rows[:, kept], rows[:, told], moment[told, told], size, has_bias)
 
@@ -118,49 +116,36 @@ class _Seen:
 
 @dataclass(frozen=True, eq=False)
 class _Columns:
-    """The same by the columns themselves: those that stay, those that are told, and the constant, (…, positions)."""
+    """The same by the columns themselves, those that stay and those that are told, (1, …, positions) each."""
 
     kept: Tensor
     told: Tensor
-    constant: Tensor
     size: float
+    has_bias: bool
 
     @classmethod
     def of(
         cls, columns: Tensor, kept: Tensor, told: Tensor, size: float, *, has_bias: bool
     ) -> "_Columns":
-        constant = columns[-1] if has_bias else torch.zeros_like(columns[-1])
-        return cls(columns[kept], columns[told], constant, size)
+        return cls(columns[:, kept], columns[:, told], size, has_bias)
 
     def __add__(self, other: "_Columns") -> "_Columns":
-        return _Columns(
-            torch.cat([self.kept, other.kept], 1),
-            torch.cat([self.told, other.told], 1),
-            torch.cat([self.constant, other.constant]),
-            self.size + other.size,
+        kept, told = (
+            torch.cat(both, 2) for both in ((self.kept, other.kept), (self.told, other.told))
         )
+        return _Columns(kept, told, self.size + other.size, self.has_bias)
 
     @property
     def energies(self) -> Tensor:
         """Of those that are told."""
-        return self.told.square().sum(1)
+        return self.told[0].square().sum(1)
 
     def missed(self, seen: "_Columns", ridges: Sequence[float]) -> Iterator[Tensor]:
         """Of each column that is told, on what was `seen`."""
-        size = self.constant.square().sum().clamp_min(torch.finfo(self.constant.dtype).tiny)
-        mean, level = (own @ self.constant / size for own in (self.kept, self.told))
-        kept, told = (
-            own - torch.outer(at, self.constant)
-            for own, at in ((self.kept, mean), (self.told, level))
-        )
-        others = kept.T @ (seen.kept - torch.outer(mean, seen.constant))
-        wanted = seen.told - torch.outer(level, seen.constant)
-        among = kept.T @ kept
-        for ridge in ridges:
-            own = among.clone()
-            own.diagonal().add_(max(ridge, LEAST) * self.size)
-            fit = torch.cholesky_solve(told.T, torch.linalg.cholesky(own))
-            yield (wanted - fit.T @ others).square().sum(1)
+        fits = DualRidge(self.kept, has_bias=self.has_bias)
+        penalties = (self.kept.new_tensor([max(own, LEAST) * self.size]) for own in ridges)
+        for left in fits.missed(self.told, seen.kept, seen.told, penalties):
+            yield left[0]
 
 
 _Half = TypeVar("_Half", _Seen, _Columns)

@@ -24,6 +24,7 @@ from apoptosis.curvature import (  # noqa: F401 - importing a family registers i
 )
 from apoptosis.curvature.activations import Place, Seen, visit_activations
 from apoptosis.curvature.diagonal import curvature_diagonal
+from apoptosis.curvature.dual_ridge import DualRidge
 from apoptosis.curvature.gates import (
     GATE_FORMS,
     Gate,
@@ -47,6 +48,7 @@ __all__ = [
     "KINDS",
     "RULES",
     "Curvature",
+    "DualRidge",
     "Gate",
     "GateCurvature",
     "GateOptions",

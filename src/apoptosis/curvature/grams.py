@@ -92,6 +92,11 @@ class Gram:
         return self._upper is None and not self._kept
 
     @property
+    def is_thin(self) -> bool:
+        """Whether X is kept so far."""
+        return bool(self._kept)
+
+    @property
     def is_finite(self) -> bool:
         """Whether all of it is: by its diagonal, which no other entry exceeds and where every bad value shows."""
         if self._kept:
