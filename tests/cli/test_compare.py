@@ -211,6 +211,9 @@ def test_tables_are_not_put_among_other_files(own, tmp_path, name):
 def test_an_earlier_comparison_may_be_replaced(own, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "comparison.md").write_text("half of one")
+    (tmp_path / "out" / ".apoptosis-comparison-abc.csv").write_text("killed in the writing")
+    record = {"contestants": {}, "baselines": [], "trials": []}
+    (tmp_path / "out" / "comparison.json").write_text(json.dumps(record))
     (tmp_path / "out" / "thoughts.txt").write_text("mine")
     done(words_of(own, "--criterion", "taylor", "--out", tmp_path / "out"))
     assert (tmp_path / "out" / "comparison.md").read_text() != "half of one"

@@ -6,11 +6,12 @@ aside to `.NAME.previous`, the new one takes its name, and the old one is remove
 steps finds the whole old folder there (`find_folder`), and the next write puts it back.
 
 A folder in the making is locked by who makes it. What lies about unlocked belongs to a process that was killed, and
-the next write removes it. Only files of a checkpoint's own names are ever removed.
+the next write removes it. Only files of a checkpoint's own names are ever removed, from a folder whose record is one.
 """
 
 import ctypes
 import errno
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,10 +27,26 @@ try:
 except ImportError:  # Windows has no such locks; leftovers stay there
     fcntl = None
 
-__all__ = ["MEMBERS", "find_folder", "real_folder", "replace_folder", "sync_file"]
+__all__ = [
+    "MEMBERS",
+    "RECORD",
+    "find_folder",
+    "holds_checkpoint",
+    "other_content",
+    "real_folder",
+    "replace_folder",
+    "sync_file",
+]
 
-MEMBERS = ("model.safetensors", "plan.json", "masks.safetensors", "run.json")
+RECORD = "run.json"
+MEMBERS = ("model.safetensors", "plan.json", "masks.safetensors", RECORD)
 """What a checkpoint may consist of, with one of the two in the middle; nothing else is ever removed."""
+
+MARKS = {"checksum", "format", "files", "tensors"}
+"""What every record of a checkpoint has, and those of other programs do not have together."""
+PLAN_MARKS = {"fingerprint", "fingerprint_after", "groups"}
+MASKS_MARK = b'{"__metadata__":{"format":"np","masks":'
+MOST_RECORD = 2**28
 
 RENAME_EXCHANGE = 2
 AT_FDCWD = -100
@@ -69,7 +86,44 @@ def real_folder(path: str | os.PathLike[str]) -> Path:
 def find_folder(target: Path) -> Path:
     """`target`, or where its predecessor waits if a write was interrupted between its two steps."""
     aside = _aside(target)
-    return aside if not target.exists() and aside.is_dir() else target
+    return aside if not target.exists() and holds_checkpoint(aside) else target
+
+
+def holds_checkpoint(folder: Path) -> bool:
+    """Whether a folder holds a checkpoint, intact or not: its record is one, or what stands beside a damaged record."""
+    if not (folder / RECORD).is_file():
+        return False
+    if _keys(folder / RECORD) >= MARKS or _keys(folder / "plan.json") >= PLAN_MARKS:
+        return True
+    masks = folder / "masks.safetensors"
+    return masks.is_file() and _first(masks, 8 + len(MASKS_MARK))[8:] == MASKS_MARK
+
+
+def _keys(path: Path) -> set[str]:
+    """Of a JSON object in a file; nothing where there is none."""
+    try:
+        if not path.is_file() or path.stat().st_size > MOST_RECORD:
+            return set()
+        return set(json.loads(path.read_bytes()).keys())
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return set()
+
+
+def _first(path: Path, num: int) -> bytes:
+    with path.open("rb") as stream:
+        return stream.read(num)
+
+
+def other_content(folder: Path) -> str:
+    """What a folder holds that no checkpoint does, in words; nothing where it is empty or a checkpoint."""
+    names = {item.name for item in folder.iterdir()}
+    if foreign := sorted(names - set(MEMBERS)):
+        return f"holds {foreign[0]!r}"
+    if names and RECORD not in names:
+        return f"has {sorted(names)[0]!r} and no {RECORD}"
+    if names and not holds_checkpoint(folder):
+        return f"holds a {RECORD} that is no record of a checkpoint, or is damaged"
+    return ""
 
 
 def sync_file(stream: Any) -> None:
@@ -104,7 +158,7 @@ def _locked_folder(target: Path) -> Iterator[Path]:
 def _heal(target: Path) -> None:
     """Put back or remove what an interrupted write has left."""
     aside = _aside(target)
-    if aside.is_dir():
+    if holds_checkpoint(aside):
         if target.exists():
             _remove(aside)
         else:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from apoptosis.checkpoint.folders import MEMBERS, real_folder, replace_folder, sync_file
+from apoptosis.checkpoint.folders import other_content, real_folder, replace_folder, sync_file
 from apoptosis.checkpoint.inputs import describe
 from apoptosis.checkpoint.kinds import AnyPlan, Part, part_of
 from apoptosis.checkpoint.number_types import dtype_name
@@ -140,10 +140,7 @@ def _check_may_be_replaced(target: Path) -> None:
         return
     if not target.is_dir():
         raise CheckpointError(f"{target} is a file; a checkpoint is a folder. Give another name.")
-    names = {item.name for item in target.iterdir()}
-    foreign = sorted(names - set(MEMBERS))
-    if foreign or (names and "run.json" not in names):
-        what = f"holds {foreign[0]!r}" if foreign else f"has {sorted(names)[0]!r} and no run.json"
+    if what := other_content(target):
         raise CheckpointError(
             f"{target} {what}: it is no checkpoint, and saving would remove what it holds. Give the name of a folder "
             "that does not exist yet, or of a checkpoint."

@@ -174,7 +174,7 @@ def _check(options: ComparisonOptions) -> None:
         check_name("repair", name, REPAIRS)
     options.conditions()
     if options.out is not None:
-        check_comparison(options.out)
+        check_comparison(options.out, options.subject.inputs)
 
 
 def _contest_data(options: ComparisonOptions, subject: Subject) -> ContestData:

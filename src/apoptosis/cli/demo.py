@@ -26,6 +26,7 @@ from apoptosis.cli.bars import progress_bars
 from apoptosis.cli.compare_facts import commit, versions
 from apoptosis.cli.compare_tables import show_comparison
 from apoptosis.cli.demo_ranking import measure_ranking, show_ranking
+from apoptosis.cli.places import check_comparison
 from apoptosis.comparison import Comparison
 from apoptosis.criteria import CRITERIA
 from apoptosis.data import DataSet, Split, digits
@@ -59,6 +60,7 @@ class DemoOptions:
 
 def run_demo(options: DemoOptions) -> None:
     """Measure, write the folder, then show the tables or the JSON."""
+    check_comparison(options.out, {})
     options.out.mkdir(parents=True, exist_ok=True)  # refused now rather than after the work
     with progress_bars(Console(stderr=True)), _one_thread():
         comparison, ranking = measure(options)

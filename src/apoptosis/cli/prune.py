@@ -41,7 +41,7 @@ def run_prune(options: PruneOptions) -> None:
     options.selection(Selection())
     earlier = options.earlier_places(place)
     for own in (*earlier, place):
-        check_folder(own)
+        check_folder(own, options.subject.inputs)
     if not options.dry_run:
         check_may_begin(options.asked, place)
     with seeded(options.subject), progress_bars(console):

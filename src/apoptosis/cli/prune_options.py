@@ -72,7 +72,7 @@ class PruneOptions:
     def earlier_places(self, place: Path) -> tuple[Path, ...]:
         """Rounds before the last are saved beside it, under its name and their budget."""
         names = [
-            "-".join(f"{what}{share:g}" for what, share in budget.shares().items())
+            "-".join(f"{what}{share}" for what, share in budget.shares().items())
             for budget in self.budgets()[:-1]
         ]
         return tuple(place.with_name(f"{place.name}-{name}") for name in names)

@@ -113,7 +113,8 @@ def noted(
         CheckpointError: there are notes of a run that was stopped, and nobody asked to go on with it; or of another.
         Stopped: by Ctrl-C.
     """  # noqa: DOC501 - refusals of the block come through
-    from apoptosis.checkpoint import digest_of, open_journal
+    from apoptosis.checkpoint import open_journal
+    from apoptosis.structure import digest_of
 
     check_may_begin(asked, place)
     folder = _folder(place)

@@ -113,7 +113,7 @@ def _check(options: ScoreOptions) -> None:
         raise ConfigError(
             f"--out {out}: {options.criterion} scores units, not parameters. Give a name that ends with .json."
         )
-    check_file(out)
+    check_file(out, options.subject.inputs)
 
 
 def _scored(options: ScoreOptions, subject: Subject) -> tuple[Scores | None, UnitScores]:

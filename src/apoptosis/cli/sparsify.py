@@ -43,7 +43,7 @@ def run_sparsify(options: SparsifyOptions) -> None:
     _check_names(options)
     sparsity, place = options.sparsity(), options.place
     fit = options.tuning.fit(options.subject.seed)
-    check_folder(place)
+    check_folder(place, options.subject.inputs)
     if not options.dry_run:
         check_may_begin(options.asked, place)
     with seeded(options.subject), progress_bars(console):

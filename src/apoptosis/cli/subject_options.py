@@ -1,6 +1,7 @@
 """Which model, with which weights, on which data: options that most commands have. No torch here."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from apoptosis.cli.options import (
     BatchSizeOption,
@@ -38,6 +39,11 @@ class SubjectOptions(DataOptions):
     """Which model, with which weights, on which data."""
 
     model: ModelArgument
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What is read, by the option that names it; no result may take its place."""
+        return {"MODEL": self.model, "--weights": self.weights, "--data": self.data}
 
     @property
     def is_new(self) -> bool:

@@ -57,7 +57,7 @@ def run_train(options: TrainOptions) -> None:
     fit, place = options.training.fit(options.subject.seed), options.place
     options = replace(options, out=place)  # a free name stays the same one
     _check_teacher(options, fit)
-    check_folder(place)
+    check_folder(place, {**options.subject.inputs, "--teacher": options.teacher})
     if not options.dry_run:
         check_may_begin(options.asked, place)
     with seeded(options.subject), progress_bars(console):

@@ -15,14 +15,15 @@ __all__ = ["conditions", "csv_text", "markdown_text", "table_cells", "write_comp
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
-    """Tables and pictures, each written whole; the files."""
+    """Tables and pictures, each written whole; the files. The record comes first: by it the folder is known as ours."""
     texts = {
         "comparison.md": markdown_text(comparison),
         "comparison.csv": csv_text(comparison),
     }
+    record = write_json(folder / "comparison.json", comparison.as_data())
     return [
         *(_write(folder / name, text) for name, text in texts.items()),
-        write_json(folder / "comparison.json", comparison.as_data()),
+        record,
         plot_accuracy_against_cost(comparison, folder / "accuracy.png"),
         plot_layer_costs(comparison, folder / "layers.png"),
     ]
