@@ -28,7 +28,7 @@ from apoptosis.alignment.turning import rows_of, turn_
 from apoptosis.errors import ConfigError, DataError, ModelError, PlanMismatchError
 from apoptosis.masks import masks_of
 from apoptosis.progress import track
-from apoptosis.structure import Group, Structure, copy_with, model_tensors
+from apoptosis.structure import Group, Structure, copy_with, mark_turned_, model_tensors
 from apoptosis.task import Batch, Task
 
 __all__ = ["Aligned", "align_heads"]
@@ -39,7 +39,7 @@ class Aligned:
     """The network in new coordinates.
 
     Attributes:
-        model: computes what the given one does.
+        model: computes what the given one does. Plans for it are for it alone (`Plan.basis`).
         energies: by name of each group that was turned, (units,): the share of E (a' b')² that each dimension carries,
             summed over heads, falling. Where queries share a key it falls for all of them together.
         left_alone: by name of each other group of dimensions, why not.
@@ -101,6 +101,8 @@ def align_heads(
         turned = copy_with(model, {})
         held = model_tensors(turned)
         energies = {name: _turned_(held, way, moments) for name, way in right.items()}
+        before = model_tensors(model)
+        mark_turned_(turned, (n for n, own in held.items() if not torch.equal(own, before[n])))
     return Aligned(turned, energies, left_alone)
 
 

@@ -12,7 +12,7 @@ Start with `saving.save`. This room runs no network, except to trace one that is
 """
 
 from apoptosis.checkpoint.files import write_file, write_json
-from apoptosis.checkpoint.journal import Journal, Note, digest_of, open_journal
+from apoptosis.checkpoint.journal import Journal, Note, open_journal
 from apoptosis.checkpoint.journal_files import has_notes
 from apoptosis.checkpoint.loading import load, load_outcome, read_run
 from apoptosis.checkpoint.mask_files import load_masks, save_masks
@@ -26,7 +26,6 @@ __all__ = [
     "load",
     "load_masks",
     "load_outcome",
-    "digest_of",
     "has_notes",
     "open_journal",
     "read_run",

@@ -1,6 +1,6 @@
 """Format 1: a network whose units were cut. Its plan is `plan.json`; every number of the small network is stored."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -56,10 +56,11 @@ class CutPart:
         return {name: cuts.get(name, shape) for name, shape in run.shapes.items()}
 
     def carry_out(self, dense: nn.Module, run: SavedRun, example_inputs: Any) -> nn.Module:
-        """Cut the dense network; a program is written anew."""
-        if self.plan.delivery == "module":
-            return cut(in_saved_types(dense, run), self.plan)
-        return traced_again(dense, self.plan, run, example_inputs)
+        """Cut the dense network, whatever its numbers: all are replaced. A program is written anew."""
+        plan = replace(self.plan, basis=None)
+        if plan.delivery == "module":
+            return cut(in_saved_types(dense, run), plan)
+        return traced_again(dense, plan, run, example_inputs)
 
     def finish_(self, model: nn.Module) -> None:
         """The numbers are all there is."""

@@ -10,7 +10,6 @@ Notes say where a run stands; they are no results. A finished run removes them, 
 """
 
 import errno
-import hashlib
 import json
 import os
 import time
@@ -20,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as tensors_as_bytes
@@ -42,13 +40,14 @@ from apoptosis.checkpoint.journal_files import (
     notes_in,
 )
 from apoptosis.errors import CheckpointError, ConfigError
+from apoptosis.structure import sha256_of
 
 try:
     import fcntl
 except ImportError:  # Windows has no such locks: there nobody is refused
     fcntl = None
 
-__all__ = ["Journal", "Note", "digest_of", "open_journal"]
+__all__ = ["Journal", "Note", "open_journal"]
 
 FORMAT, MADE = 1, "made the folder"
 NOTES_SHARE = 0.05
@@ -68,11 +67,19 @@ class Journal:
 
     def __init__(self, folder: Path, prefix: str = "", *, made_folder: bool = False) -> None:
         self.folder, self._prefix, self._made_folder = folder, prefix, made_folder
+        self.is_on_the_way = False
+        """The network that a run begins with here is one that the same run has made before."""
         self._last_written, self._seconds = -float("inf"), 0.0
 
-    def part(self, name: str) -> "Journal":
-        """The same journal, where all names begin with that of a part."""
-        return Journal(self.folder, f"{self._prefix}{name}.", made_folder=self._made_folder)
+    def part(self, name: str, *, on_the_way: bool = False) -> "Journal":
+        """The same journal, where all names begin with that of a part.
+
+        A part `on_the_way` begins with a network that an earlier part has made. It need not be the same to the bit in
+        every process (a GPU adds in any order), so it is not looked at again.
+        """
+        made = Journal(self.folder, f"{self._prefix}{name}.", made_folder=self._made_folder)
+        made.is_on_the_way = on_the_way or self.is_on_the_way
+        return made
 
     def read(self, name: str) -> Note | None:
         """The last note of that name; None where there is none yet.
@@ -266,32 +273,16 @@ def _as_bytes(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
         name: t.clone() if t.data_ptr() == tensors[name].data_ptr() else t
         for name, t in held.items()
     }
-    return tensors_as_bytes(own, {FACTS: text, DIGEST: _digest(text, own)})
+    return tensors_as_bytes(own, {FACTS: text, DIGEST: sha256_of(own, text)})
 
 
 def _read(data: bytes) -> Note:
     size = int.from_bytes(data[:8], "little")
     about = json.loads(data[8 : 8 + size])["__metadata__"]
     tensors = load_tensors(data)
-    if _digest(about[FACTS], tensors) != about[DIGEST]:
+    if sha256_of(tensors, about[FACTS]) != about[DIGEST]:
         raise ValueError("its checksum differs")
     return Note(json.loads(about[FACTS]), tensors)
-
-
-def digest_of(tensors: Mapping[str, Tensor]) -> str:
-    """Sixteen letters that tell these numbers from others."""
-    return _digest("", {name: own.detach().cpu().contiguous() for name, own in tensors.items()})[
-        :16
-    ]
-
-
-def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256(text.encode())
-    for name in sorted(tensors):
-        own = tensors[name]
-        digest.update(f"{name} {own.dtype} {tuple(own.shape)}".encode())
-        digest.update(own.reshape(-1).view(torch.uint8).numpy().data if own.numel() else b"")
-    return digest.hexdigest()
 
 
 def _write(file: Path, data: bytes) -> None:

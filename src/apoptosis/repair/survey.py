@@ -23,7 +23,15 @@ from apoptosis.curvature.linear_maps import (
 from apoptosis.errors import ModelError, PlanMismatchError
 from apoptosis.masks import MaskPlan
 from apoptosis.repair.reaching import Station, run
-from apoptosis.structure import CutProgram, Indices, Outlet, Plan, find_outlets
+from apoptosis.structure import (
+    CutProgram,
+    Indices,
+    Outlet,
+    Plan,
+    check_basis,
+    find_outlets,
+    model_tensors,
+)
 from apoptosis.task import Batch, Task
 
 __all__ = ["Layer", "Survey", "check_are_modules", "check_fits", "look_around"]
@@ -172,6 +180,8 @@ def check_fits(dense: nn.Module, small: nn.Module, plan: Plan | MaskPlan) -> Non
     Raises:
         PlanMismatchError: it does not.
     """
+    if isinstance(plan, Plan):
+        check_basis(model_tensors(dense), plan)
     theirs, ours = (dict(m.named_parameters(remove_duplicate=False)) for m in (dense, small))
     shapes = {name: (cut.shape, cut.new_shape) for cut in _tensor_cuts(plan) for name in cut.names}
     for name, tensor in theirs.items():

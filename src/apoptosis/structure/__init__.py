@@ -6,12 +6,20 @@ solves them (`axes`, `analysis`). What is left free are groups of units (`groups
 A `Structure` (`structure`) answers for costs (`costs`) and resolves kept units into a `Plan` (`plan`), delivered as the
 user's own module where its code can run the new sizes (`delivery`, `attributes`, `sizing`, `comparison`, `scaling`,
 `multihead`, `mirrors`), else as a rewritten program (`rewriting`) that was tried beside the model (`replay`). `surgery`
-and `cutting` carry plans out, `verification` checks them. `outlets` tells what becomes of a layer's outputs.
+and `cutting` carry plans out, `verification` checks them; `basis` tells coordinates that a plan counts on. `outlets`
+tells what becomes of a layer's outputs.
 
 Start with `tracing.trace`. This room knows nothing of curvature, scores or budgets.
 """
 
 from apoptosis.structure.axes import Indices
+from apoptosis.structure.basis import (
+    basis_of,
+    digest_of,
+    mark_turned_,
+    network_digest,
+    sha256_of,
+)
 from apoptosis.structure.cutting import cut
 from apoptosis.structure.groups import Group, PinnedAxis, Site, Slice, Tie
 from apoptosis.structure.kinds import KINDS
@@ -22,7 +30,7 @@ from apoptosis.structure.randomness import random_state_put_back
 from apoptosis.structure.recording import Example, model_tensors
 from apoptosis.structure.rewriting import CutProgram
 from apoptosis.structure.structure import Structure
-from apoptosis.structure.surgery import copy_with, cut_optimizer, zero
+from apoptosis.structure.surgery import check_basis, copy_with, cut_optimizer, zero
 from apoptosis.structure.tracing import trace
 from apoptosis.structure.twins import as_double, randomised, redrawn
 from apoptosis.structure.verification import Verification, verify
@@ -45,15 +53,21 @@ __all__ = [
     "Tie",
     "Verification",
     "as_double",
+    "basis_of",
+    "check_basis",
     "copy_with",
     "cut",
     "cut_optimizer",
+    "digest_of",
     "find_outlets",
     "fingerprint_of",
+    "mark_turned_",
     "model_tensors",
+    "network_digest",
     "random_state_put_back",
     "randomised",
     "redrawn",
+    "sha256_of",
     "trace",
     "verify",
     "zero",

@@ -1,6 +1,6 @@
 """A network on its way: the run it was traced by, and what cuts have made of it since."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import Signature
 
 from torch import nn
@@ -47,7 +47,10 @@ class Network:
     """The module on the meta device; None once a cut has been delivered as a program."""
     applied: Plan | None = None
     """All cuts so far as one plan."""
+    turned: nn.Module | None = None
+    """What plans are for where it is not the traced model: the same with heads turned."""
 
     def whole(self, plan: Plan) -> Plan:
-        """From the traced model to what `plan` leads to."""
-        return plan if self.applied is None else self.applied.then(plan)
+        """From the traced model to what `plan` leads to, whatever the weights."""
+        whole = plan if self.applied is None else self.applied.then(plan)
+        return replace(whole, basis=None)

@@ -16,6 +16,7 @@ import numpy as np
 from apoptosis.errors import PlanMismatchError
 from apoptosis.structure.attributes import Attribute
 from apoptosis.structure.axes import Indices
+from apoptosis.structure.basis import Basis
 from apoptosis.structure.multihead import AttentionShape
 
 __all__ = [
@@ -89,6 +90,8 @@ class Plan:
     delivery_because: str
     fingerprint: str
     fingerprint_after: str
+    basis: Basis | None = None
+    """Tensors of the network it was made for that had been turned; with other numbers there it means nothing."""
     source: Any = field(default=None, repr=False)
     """The structure it came from; gone in what is read back or copied: it holds the model and the example."""
 
@@ -137,6 +140,7 @@ class Plan:
             self.delivery_because or later.delivery_because,
             self.fingerprint,
             later.fingerprint_after,
+            _joint_basis(self, later),
             self.source,
         )
 
@@ -149,6 +153,7 @@ class Plan:
                 "fingerprint_after": self.fingerprint_after,
                 "delivery": self.delivery,
                 "delivery_because": self.delivery_because,
+                "basis": None if self.basis is None else asdict(self.basis),
                 "groups": {
                     name: {
                         "size": size,
@@ -242,7 +247,13 @@ def _read(data: Mapping[str, Any]) -> Plan:
         delivery_because=_text(data["delivery_because"]),
         fingerprint=_text(data["fingerprint"]),
         fingerprint_after=_text(data["fingerprint_after"]),
+        basis=_read_basis(data.get("basis")),
     )
+
+
+def _read_basis(data: Any) -> Basis | None:
+    """Plans of earlier versions have none."""
+    return None if data is None else Basis(_names(data["names"]), _text(data["digest"]))
 
 
 def _read_cut(data: Mapping[str, Any]) -> TensorCut:
@@ -305,6 +316,15 @@ def _indices(ranges: Any, size: int) -> Indices:
             f"kept indices {str(ranges)[:60]} are not increasing within 0 … {size - 1}"
         )
     return np.concatenate([np.arange(first, last + 1, dtype=np.int64) for first, last in ends])
+
+
+def _joint_basis(one: Plan, other: Plan) -> Basis | None:
+    """Of two plans as one. What was turned after a cut is in no single network, so nothing has such a digest."""
+    first, second = one.basis, other.basis
+    if second is None or not one.tensors:
+        return second or first
+    names = {*(first.names if first else ()), *second.names}
+    return Basis(tuple(sorted(names)), f"{first.digest if first else ''}>{second.digest}")
 
 
 def _composed(first: TensorCut, second: TensorCut) -> TensorCut:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from apoptosis.errors import ConfigError, PlanMismatchError
 from apoptosis.structure.axes import Axis, Indices, kept_indices, size_of
+from apoptosis.structure.basis import Basis, basis_of
 from apoptosis.structure.costs import Costs
 from apoptosis.structure.delivery import deliver
 from apoptosis.structure.groups import Group, PinnedAxis, Tie
@@ -191,15 +192,25 @@ class Structure:
             source=self,
         )
         exact = all(self[name].exact for name in units)
-        return deliver(plan, self._network, after, exact=exact)
+        delivered = deliver(plan, self._network, after, exact=exact)
+        return replace(delivered, basis=self._basis())
 
     def identity(self) -> Plan:
         """The plan that keeps everything."""
         sizes = {group.name: group.size for group in self.groups}
-        made_of = (self.fingerprint, self.fingerprint, self)
+        made_of = (self.fingerprint, self.fingerprint)
         delivery = "module" if self._network.skeleton is not None else "program"
         because = "" if delivery == "module" else "an earlier cut was delivered so"
-        return Plan({}, sizes, (), (), (), (), delivery, because, *made_of)
+        return Plan({}, sizes, (), (), (), (), delivery, because, *made_of, self._basis(), self)
+
+    def _basis(self) -> Basis | None:
+        """Of the model that plans are for; of what was cut from it, plans before tell."""
+        network = self._network
+        return basis_of(network.turned or network.run.model) if network.applied is None else None
+
+    def for_turned(self, model: nn.Module) -> "Structure":
+        """The same for the traced model in other coordinates: plans are for that one (`Plan.basis`)."""
+        return replace(self, _network=replace(self._network, turned=model))
 
     def after(self, plan: Plan) -> "Structure":
         """The structure of the cut network: sizes shrink, indices are numbered anew; nothing is traced again."""

@@ -5,6 +5,7 @@ ones beforehand, so ties stay ties, and what does not change is copied once.
 """
 
 import copy
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -13,12 +14,14 @@ from torch import Tensor, nn
 from apoptosis.errors import ModelError, PlanMismatchError
 from apoptosis.modes import in_eval_mode
 from apoptosis.structure.attributes import read_attribute, write_attribute_
+from apoptosis.structure.basis import turned_digest
 from apoptosis.structure.mirrors import refresh_sizes
 from apoptosis.structure.multihead import CutAttention
 from apoptosis.structure.plan import Plan, TensorCut, fingerprint_of
 from apoptosis.structure.recording import model_tensors
 
 __all__ = [
+    "check_basis",
     "check_fits",
     "copy_with",
     "cut_module",
@@ -207,9 +210,31 @@ def check_fits(model: nn.Module, plan: Plan) -> dict[str, Tensor]:
                 "again, or trace the model as it is."
             )
     _check_settings(model, held, plan)
+    check_basis(held, plan)
     if not plan.tensors:
         _check_same(model, plan)
     return held
+
+
+def check_basis(held: Mapping[str, Tensor], plan: Plan) -> None:
+    """Refuse a network whose heads are not in the coordinates that the plan was made in.
+
+    Raises:
+        PlanMismatchError: its numbers are others there.
+    """
+    basis = plan.basis
+    if basis is None:
+        return
+    own = {name: held[name] for name in basis.names if name in held}
+    if any(tensor.is_meta for tensor in own.values()):
+        return  # no numbers are cut
+    if len(own) < len(basis.names) or turned_digest(own) != basis.digest:
+        raise PlanMismatchError(
+            "The plan was made after attention heads were turned (`align`), and counts on the numbers of "
+            f"{basis.names[0]!r} and {len(basis.names) - 1} other tensors, which are others here. Use the network "
+            "that it was made for: `outcome.dense`, or the model that `align_heads` gave. If that was only trained on "
+            "since, `dataclasses.replace(plan, basis=None)` takes the plan for it all the same."
+        )
 
 
 def _check_same(model: nn.Module, plan: Plan) -> None:

@@ -95,7 +95,7 @@ def _error(
         for other, num in structure.step(name).items()
     }
     try:
-        plan = structure.plan(kept)
+        plan = replace(structure.plan(kept), basis=None)  # for other weights
         return compare(cut(model, plan), zero(model, plan), examples)
     except Exception:  # noqa: BLE001 - a cut that cannot be made or run is as wrong as one that differs
         return inf

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -33,10 +34,10 @@ from apoptosis.comparison import (
     trial_from_data,
 )
 from apoptosis.criteria import find_criterion
-from apoptosis.errors import ConfigError, DataError, NonFiniteError
+from apoptosis.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from apoptosis.planning import Budget
 from apoptosis.progress import track
-from apoptosis.structure import Structure, trace
+from apoptosis.structure import Structure, network_digest, trace
 from apoptosis.task import Batch, Task
 from apoptosis.training import evaluate, fit_
 from apoptosis.workflow.arguments import check_data, first_sample
@@ -49,11 +50,13 @@ from apoptosis.workflow.contest import (
     Repeatable,
     contestants_of,
 )
+from apoptosis.workflow.notes import NETWORK
 from apoptosis.workflow.pruning import default_selection, prune
 
 __all__ = ["compare"]
 
 T = TypeVar("T", Dense, Trial)
+NOTHING: Mapping[str, str] = MappingProxyType({})
 NO_FIGURES = {"loss": None, "accuracy": None}
 """Of a network whose training has failed."""
 
@@ -112,9 +115,10 @@ def compare(
     for seed, entrant, share in track(cells, "comparing"):
         if ground is None or ground.seed != seed:
             ground = _Ground(seed, model, data, options)
-            dense.append(_noted(journal, f"{seed}-dense", ground.judge, dense_from_data))
+            begun = {NETWORK: network_digest(model)} if isinstance(model, nn.Module) else {}
+            dense.append(_noted(journal, f"{seed}-dense", ground.judge, dense_from_data, begun))
         run = partial(ground.run, entrant, share)
-        trials.append(_noted(journal, f"{seed}-{entrant.name}-{share:g}", run, trial_from_data))
+        trials.append(_noted(journal, f"{seed}-{entrant.name}-{share}", run, trial_from_data))
     return Comparison(
         dense=tuple(dense),
         trials=tuple(trials),
@@ -275,13 +279,26 @@ def _seeded(model: nn.Module, seed: int) -> Iterator[None]:
 
 
 def _noted(
-    journal: Notes | None, name: str, run: Callable[[], T], read: Callable[[Mapping[str, Any]], T]
+    journal: Notes | None,
+    name: str,
+    run: Callable[[], T],
+    read: Callable[[Mapping[str, Any]], T],
+    begun: Mapping[str, str] = NOTHING,
 ) -> T:
-    """What was noted under this name, or what `run` gives, which is noted."""
+    """What was noted under this name, or what `run` gives, which is noted with what tells the network.
+
+    Raises:
+        CheckpointError: the note is of another network.
+    """
     if journal is None:
         return run()
     if (note := journal.read(name)) is not None:
-        return read(note.facts)
+        if note.facts.get(NETWORK, begun.get(NETWORK)) != begun.get(NETWORK):
+            raise CheckpointError(
+                "The notes are of a comparison of another network: weights or buffers of this one are others. Give the "
+                "network that it began with, or begin again in a new folder."
+            )
+        return read({key: own for key, own in note.facts.items() if key != NETWORK})
     found = run()
-    journal.write(name, asdict(found))  # pyright: ignore[reportArgumentType] - records alone are noted
+    journal.write(name, {**asdict(found), **begun})  # pyright: ignore[reportArgumentType] - records alone are noted
     return found

@@ -63,7 +63,7 @@ def gradual(  # noqa: PLR0913 - each word is one a user may want to say
             stage > 1 and here == sparsity.on_the_way((stage - 1) / stages, layers)
         ):
             continue  # whole weights of a pattern go at some stages only
-        notes = part_of(journal, f"stage{stage}")
+        notes = part_of(journal, f"stage{stage}", on_the_way=last is not None)
         found = sparsify(
             model if last is None else last.model,
             data.scoring,

@@ -74,7 +74,7 @@ def rounds_of(  # noqa: PLR0913 - as `iterative`
     dense = trace(model, example)
     before: Outcome[Plan] | None = None
     for number, budget in enumerate(asked, 1):
-        here = part_of(journal, f"round{number}")
+        here = part_of(journal, f"round{number}", on_the_way=before is not None)
         start = model if before is None else before.model
         relative = budget if before is None else _relative(budget, before.spent)
         found = pruned(start, relative, data, task, how, part_of(here, "prune"))

@@ -24,12 +24,13 @@ from apoptosis.errors import CheckpointError
 from apoptosis.masks import MaskPlan
 from apoptosis.records import StepRecord
 from apoptosis.repair import REPAIRS, Repair
-from apoptosis.structure import Plan, Structure
+from apoptosis.structure import Plan, Structure, network_digest
 from apoptosis.workflow.choosing import name_of
 from apoptosis.workflow.removal_order import RemovalOrder
 from apoptosis.workflow.step_choice import Spared
 
 __all__ = [
+    "NETWORK",
     "Told",
     "check_as_begun",
     "choices_of",
@@ -40,12 +41,15 @@ __all__ = [
     "noted_masks",
     "noted_units",
     "told_as_begun",
+    "with_network",
 ]
 
 NAME, ALIGNED = "step", "aligned"
 MASKS, BUFFERS = "masks", "buffer."
 SPARED = "spared"
 CHOICES, INSISTED = "choices", "repair_was_asked_for"
+NETWORK = "network"
+"""A digest of the weights and buffers that a run began with: kept units say nothing of another network."""
 EARLIER: Mapping[str, Any] = MappingProxyType({"align": False})
 """What runs did whose notes are older than a choice."""
 
@@ -133,7 +137,7 @@ def _marked(name: str, own: object, table: Mapping[str, object]) -> str:
 
 
 def check_as_begun(journal: Journal | None, choices: Mapping[str, Any]) -> None:
-    """Refuse to go on with a run that began with other choices.
+    """Refuse to go on with a run that began with other choices, or with another network.
 
     Raises:
         CheckpointError: they differ; it says where.
@@ -141,16 +145,37 @@ def check_as_begun(journal: Journal | None, choices: Mapping[str, Any]) -> None:
     note = _first_note(journal)
     if journal is None or note is None or CHOICES not in note.facts:
         return
+    _check_network(journal, note.facts[CHOICES], choices.get(NETWORK))
     begun, now = (dict(_flat(own)) for own in ({**EARLIER, **note.facts[CHOICES]}, _plain(choices)))
     other = [
         f"{name} {begun.get(name, 'not said')} (now {now.get(name, 'not said')})"
         for name in dict.fromkeys((*begun, *now))
-        if begun.get(name) != now.get(name) and name != INSISTED
+        if begun.get(name) != now.get(name) and name not in (INSISTED, NETWORK)
     ]
     if other:
         raise CheckpointError(
             f"{journal.folder} has notes of a run with other choices: {', '.join(other[:6])}. Go on with the same (a "
             "criterion, steps or repair that is not said is taken from the notes), or begin again in a new folder."
+        )
+
+
+def with_network(
+    facts: Mapping[str, Any], model: nn.Module, journal: Journal | None
+) -> dict[str, Any]:
+    """Facts of a note with what tells the network that its run began with; without, where nobody keeps notes."""
+    if journal is None or journal.is_on_the_way:
+        return dict(facts)
+    return {**facts, NETWORK: network_digest(model)}
+
+
+def _check_network(journal: Journal, facts: Mapping[str, Any], now: str | None) -> None:
+    """Notes of earlier versions do not say, and parts on the way need not."""
+    begun = facts.get(NETWORK)
+    if begun is not None and now is not None and begun != now:
+        raise CheckpointError(
+            f"The notes in {journal.folder} are of a run that began with another network: the weights or buffers of "
+            f"this one are others (digest {now}, then {begun}). Give the network that it began with, or begin again in "
+            "a new folder."
         )
 
 
@@ -214,22 +239,32 @@ def noted_units(
 
 
 def note_masks(
-    journal: Journal | None, masks: MaskPlan, small: nn.Module, history: Sequence[StepRecord]
+    journal: Journal | None,
+    masks: MaskPlan,
+    small: nn.Module,
+    history: Sequence[StepRecord],
+    begun: Mapping[str, Any],
 ) -> None:
-    """After a stage of `sparsify`."""
+    """After a stage of `sparsify`; `begun` tells the network it began with."""
     if journal is not None:
         tensors = {f"{BUFFERS}{name}": own for name, own in small.named_buffers()}
         tensors[MASKS] = torch.frombuffer(bytearray(masks.to_bytes()), dtype=torch.uint8)
-        journal.write(NAME, {"history": [step_as_json(step) for step in history]}, tensors)
+        facts = {**begun, "history": [step_as_json(step) for step in history]}
+        journal.write(NAME, facts, tensors)
 
 
 def noted_masks(
-    journal: Journal | None, small: nn.Module
+    journal: Journal | None, small: nn.Module, begun: Mapping[str, Any]
 ) -> tuple[MaskPlan, list[StepRecord]] | None:
-    """Where a run of `sparsify` stands; the buffers of `small` are filled. None where there is no note."""
+    """Where a run of `sparsify` stands; the buffers of `small` are filled. None where there is no note.
+
+    Raises:
+        CheckpointError: the run began with another network.
+    """
     note = None if journal is None else journal.read(NAME)
-    if note is None:
+    if journal is None or note is None:
         return None
+    _check_network(journal, note.facts, begun.get(NETWORK))
     with torch.no_grad():
         for name, buffer in small.named_buffers():
             buffer.copy_(note.tensors[f"{BUFFERS}{name}"])

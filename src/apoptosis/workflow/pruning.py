@@ -40,6 +40,7 @@ from apoptosis.workflow.notes import (
     note_units,
     noted_units,
     told_as_begun,
+    with_network,
 )
 from apoptosis.workflow.removal_order import RemovalOrder
 from apoptosis.workflow.step_choice import Spared, next_part, spared_for_repair
@@ -140,7 +141,9 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         "repair": mends.names(),
         "repair_between": repair_between,
     }
-    choices = choices_of(settings, how, mends.repairs, insists=told.insists)
+    choices = with_network(
+        choices_of(settings, how, mends.repairs, insists=told.insists), model, journal
+    )
     check_as_begun(journal, choices)
     if align:
         model, said = aligned_once(
@@ -149,7 +152,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
             journal=journal,
             choices=choices,
         )
-        mends.dense, settings = model, {**settings, **said}
+        dense, mends.dense, settings = dense.for_turned(model), model, {**settings, **said}
     order = RemovalOrder(dense)
     plan, history, spared = noted_units(journal, dense, order)
     small, structure = (cut(model, plan), dense.after(plan)) if plan.kept else (model, dense)

@@ -29,7 +29,7 @@ from apoptosis.repair import check_has_batch_norms
 from apoptosis.structure import model_tensors
 from apoptosis.task import Batch, Task
 from apoptosis.workflow.arguments import check_data, check_number, check_task, failures_explained
-from apoptosis.workflow.notes import note_masks, noted_masks
+from apoptosis.workflow.notes import note_masks, noted_masks, with_network
 
 __all__ = [
     "BATCH_NORM_POLICIES",
@@ -109,7 +109,8 @@ def sparsify(  # noqa: PLR0913 - each word is one a user may want to say, and no
     masks = masks_of(model) or identity_masks(model, sparsity.names)
     small = mask(model, masks)
     history: list[StepRecord] = []
-    if (noted := noted_masks(journal, small)) is not None:
+    begun = with_network({}, model, journal)
+    if (noted := noted_masks(journal, small, begun)) is not None:
         masks, history = noted
         small = mask_(small, masks)
     for stage in track(range(1, stages + 1), f"sparsifying by {how.name}"):
@@ -142,7 +143,7 @@ def sparsify(  # noqa: PLR0913 - each word is one a user may want to say, and no
             )
         )
         masks = later
-        note_masks(journal, masks, small, history)
+        note_masks(journal, masks, small, history, begun)
     settings: dict[str, Any] = {
         "criterion": how.name,
         "saliency": asdict(form),

@@ -70,9 +70,9 @@ def fine_tuned(  # noqa: PLR0913 - a step of three workflows, which have all of 
     return replace(outcome, settings={**outcome.settings, "training": done})
 
 
-def part_of(journal: Journal | None, name: str) -> Journal | None:
+def part_of(journal: Journal | None, name: str, *, on_the_way: bool = False) -> Journal | None:
     """A part of a journal, if there is one."""
-    return None if journal is None else journal.part(name)
+    return None if journal is None else journal.part(name, on_the_way=on_the_way)
 
 
 def _as_data(fit: Fit) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from apoptosis.alignment import align_heads
 from apoptosis.checkpoint import Journal
 from apoptosis.errors import CheckpointError
-from apoptosis.structure import Group, Structure, copy_with, model_tensors
+from apoptosis.structure import Group, Structure, copy_with, mark_turned_, model_tensors
 from apoptosis.task import Batch, Task
 from apoptosis.workflow.arguments import failures_explained
 from apoptosis.workflow.notes import note_aligned, noted_aligned
@@ -61,4 +61,5 @@ def _with(model: nn.Module, tensors: Mapping[str, Tensor], journal: Journal) -> 
     with torch.no_grad():
         for name, own in tensors.items():
             held[name].copy_(own)
+    mark_turned_(turned, tensors)
     return turned
