@@ -25,7 +25,7 @@ from apoptosis.structure.plan import Plan, Scaling, moved_scalings
 from apoptosis.structure.program import Program
 from apoptosis.structure.recording import Example, line_of, record
 from apoptosis.structure.replay import why_not_a_program
-from apoptosis.structure.scaling import find_scalings
+from apoptosis.structure.scaling import find_number_scalings, find_scalings
 from apoptosis.structure.sizing import Unsolvable, solve_attributes
 from apoptosis.structure.surgery import cut_module, zero
 from apoptosis.structure.twins import TOLERANCE, as_double, compare, randomised, redrawn
@@ -75,9 +75,32 @@ def _as_module(plan: Plan, network: Network, sizes: dict[Axis, int], *, exact: b
         if scalings is not None:  # empty where an earlier cut has scaled already
             plan = replace(plan, scalings=scalings)
             differs = _why_not(plan, network, sizes, exact=exact, scaled=True)
-    if differs is not None:
+    if differs is None:
+        return plan
+    by_number = exact and differs.kind == "number"
+    scaled = _with_numbers_made_good(plan, network, sizes) if by_number else None
+    if scaled is None:
         raise Unsolvable(differs.because)
-    return plan
+    return scaled
+
+
+def _with_numbers_made_good(plan: Plan, network: Network, sizes: dict[Axis, int]) -> Plan | None:
+    """The plan with scaled queries or keys, if outputs then are those of the zeroed twin; None otherwise."""
+    run = network.run
+    if run.is_meta:
+        return None
+    whole = network.whole(plan)
+    try:
+        found = record(cut_module(run.model, whole), run.example)
+    except Exception:  # noqa: BLE001 - user code may raise anything at sizes it was not written for
+        return None
+    sizes_of_both = (network.sizes, sizes)
+    for side in (0, 1):
+        more = find_number_scalings(run.analysis.program, found, sizes_of_both, whole, side=side)
+        scaled = replace(plan, scalings=(*plan.scalings, *more))
+        if more and _agrees_with_twin(run, network.whole(scaled)):
+            return scaled
+    return None
 
 
 def _undone_scalings(applied: Plan | None, plan: Plan) -> tuple[Scaling, ...]:
