@@ -16,6 +16,7 @@ from apoptosis.repair import REPAIRS, Refit, batch_norm
 from apoptosis.structure import trace
 from apoptosis.task import Task
 from apoptosis.workflow import choose_criterion, settled
+from apoptosis.workflow.choosing import name_of
 from apoptosis.workflow.pruning import _Mends
 from oracles.shrinking import small_case
 
@@ -137,12 +138,13 @@ def test_a_program_on_the_way_is_no_reason_to_leave_a_repair_out():
     plan = ap.prune(model, [(x, None)], Budget(params=0.8), repair=[]).plan
     program = ap.cut(model, plan)
     mends = _Mends(model, [Refit()], [x], Task.classification(), were_asked_for=False)
-    mends.check(program)
-    assert mends.repairs == [Refit()]
-    assert mends(program, plan) is program
-    assert list(mends.left_out) == [str(Refit())]
+    for asked in (False, True):
+        mends = replace(mends, were_asked_for=asked)
+        assert mends(program, plan) is program
+        assert list(mends.left_out) == [name_of(Refit())]
+        assert mends.repairs == [Refit()]
     with pytest.raises(ModelError, match="delivered as a program"):
-        replace(mends, repairs=[Refit()], were_asked_for=True).check(program)
+        mends(program, plan, last=True)
 
 
 def test_a_program_is_not_refitted_unless_asked_for_by_name():

@@ -557,7 +557,7 @@ def test_a_program_to_begin_with_is_refused_by_criteria_that_need_modules():
         ap.prune(small, NUMBERS, Budget(flops=0.5), criterion="obs", steps=2)
 
 
-def test_a_program_that_was_to_be_refitted_is_refused_after_the_first_step():
+def test_a_program_that_was_to_be_refitted_is_refused_once_it_is_the_last():
     scored = []
 
     def score(small, batches, task):
@@ -569,7 +569,12 @@ def test_a_program_that_was_to_be_refitted_is_refused_after_the_first_step():
     how = {"criterion": Criterion("mine", "of mine", score), "steps": 3, "repair": ["refit"]}
     with pytest.raises(ModelError, match="delivered as a program"):
         ap.prune(case.model(), batches, Budget(params=0.5), **how)
-    assert len(scored) == 1
+    assert len(scored) == 3, "the last network might have been modules again"
+    one = ap.prune(case.model(), batches, Budget(params=0.8), criterion="magnitude", steps=1)
+    program = one.model
+    with pytest.raises(ModelError, match="delivered as a program"):
+        ap.prune(program, batches, Budget(params=0.5), **how)
+    assert len(scored) == 3, "one to begin with is refused before work"
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ __all__ = [
 
 NAME, ALIGNED = "step", "aligned"
 MASKS, BUFFERS = "masks", "buffer."
-SPARED = "spared"
+SPARED, PLAN = "spared", "plan"
 CHOICES, INSISTED = "choices", "repair_was_asked_for"
 NETWORK = "network"
 """A digest of the weights and buffers that a run began with: kept units say nothing of another network."""
@@ -215,6 +215,7 @@ def note_units(  # noqa: PLR0913 - all that a run goes on from
         steps = [step_as_json(step) for step in history]
         facts = {
             "kept": kept,
+            PLAN: plan.to_json(),
             "history": steps,
             CHOICES: _plain(choices),
             SPARED: spared.as_data() if spared else None,
@@ -232,10 +233,17 @@ def noted_units(
     order.read_(note.tensors)
     spared = note.facts.get(SPARED)
     return (
-        dense.plan(note.facts["kept"]),
+        _noted_plan(note, dense),
         [read_step(step) for step in note.facts["history"]],
         Spared.from_data(spared) if spared else None,
     )
+
+
+def _noted_plan(note: Note, dense: Structure) -> Plan:
+    """As it was, not only with the units it keeps: one of many steps may be a program where a whole one is none."""
+    if PLAN not in note.facts:
+        return dense.plan(note.facts["kept"])
+    return replace(Plan.from_json(note.facts[PLAN]), source=dense)
 
 
 def note_masks(

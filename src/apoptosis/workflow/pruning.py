@@ -19,11 +19,11 @@ from torch import nn
 from apoptosis.checkpoint import Journal
 from apoptosis.criteria import Aggregation, Criterion, UnitScores
 from apoptosis.errors import ModelError, NonFiniteError
-from apoptosis.planning import Budget, Selection, check_reachable, spending
+from apoptosis.planning import Budget, Limits, Selection, check_reachable, spending
 from apoptosis.progress import track
 from apoptosis.records import Outcome, ScoreSummary, StepRecord
 from apoptosis.repair import Repair, find_repairs
-from apoptosis.structure import Plan, Structure, cut, trace
+from apoptosis.structure import CutProgram, Plan, Structure, cut, trace
 from apoptosis.task import Batch, Task
 from apoptosis.training import at_pass
 from apoptosis.workflow.arguments import (
@@ -131,6 +131,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     how, steps, repairs = settled(criterion, told.steps, told.repair, by_itself=by_itself)
     align = how.align if told.align is None else told.align
     mends = _Mends(model, find_repairs(repairs), batches, task, told.insists)
+    mends.check_begin()
     settings: dict[str, Any] = {
         "criterion": how.name,
         "aggregation": _gathering(how, aggregation),
@@ -186,21 +187,20 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
                 if repair_between and step < steps
                 else cut(small, part)
             )
-            mends.check(small)
-        if step == steps > 1 and (full := order.with_budget_spent(plan, here, chosen.limits)):
+        if step == steps > 1 and (full := _at_the_end(dense, plan, order, here, chosen.limits)):
             small, structure, plan = cut(model, full), dense.after(full), full
         before = history[-1].left if history else {g.name: g.size for g in dense.groups}
         history.append(_record(step, units, structure, before, time.perf_counter() - start))
         note_units(journal, plan, history, order, choices, spared)
     small = cut(model, plan) if repair_between or small is model else small
     return Outcome(
-        mends(small, plan),
+        mends(small, plan, last=True),
         plan,
         tuple(history),
         spending(dense, plan, budget, selection),
         settings
         | ({"spared": spared.as_data()} if spared else {})
-        | {"repair": mends.names(), "repair_left_out": mends.left_out},
+        | {"repair": mends.done, "repair_left_out": mends.left_out},
         example,
         model,
     )
@@ -229,7 +229,9 @@ class _Mends:
     """Repairs, one after the other, of networks that were cut from `dense` itself.
 
     What is repaired in between depends on the plan alone, not on the repairs before: a run that goes on needs no more.
-    Repairs that nobody asked for by name are left out where they are not possible; `left_out` says why.
+    Repairs that nobody asked for by name are left out where they are not possible. Those that were asked for are left
+    out between steps where the network is a program, for the last one may be modules again; there they are refused.
+    `done` and `left_out` tell of the last network that was to be repaired.
     """
 
     dense: nn.Module
@@ -237,24 +239,32 @@ class _Mends:
     batches: Iterable[Batch]
     task: Task
     were_asked_for: bool
+    done: list[str] = field(default_factory=list[str])
     left_out: dict[str, str] = field(default_factory=dict[str, str])
 
-    def __call__(self, small: nn.Module, plan: Plan) -> nn.Module:
-        for mend in list(self.repairs):
+    def __call__(self, small: nn.Module, plan: Plan, *, last: bool = False) -> nn.Module:
+        self.done, self.left_out = [], {}
+        for mend in self.repairs:
             try:
                 small = mend(self.dense, small, plan, at_pass(self.batches, 0), self.task)
             except (ModelError, NonFiniteError) as error:
-                self._leave_out(mend, error)
+                is_program = isinstance(error, ModelError) and isinstance(small, CutProgram)
+                if self.were_asked_for and (last or not is_program):
+                    raise
+                self.left_out[name_of(mend)] = str(error)
+            else:
+                self.done.append(name_of(mend))
         return small
 
-    def check(self, small: nn.Module) -> None:
-        """Refuse, before more work is done, what a repair that was asked for and can tell would refuse at the end.
+    def check_begin(self) -> None:
+        """Refuse, before work is done, what repairs that were asked for cannot mend however it is cut.
 
-        Others wait until then: a network that is a program on the way may end as modules.
+        Raises:
+            ModelError: the dense network is a program already, and one of them needs modules.
         """
         for mend in self.repairs if self.were_asked_for else ():
             if callable(check := getattr(mend, "check", None)):
-                check(self.dense, small)
+                check(self.dense, self.dense)
 
     def spared(
         self, dense: Structure, units: UnitScores, budget: Budget, selection: Selection
@@ -270,22 +280,26 @@ class _Mends:
         Raises:
             ModelError: there are some.
         """
-        if self.repairs:
+        if self.done:
             raise ModelError(
                 f"The network is delivered as a program by now, and {how.name} needs modules: the dense network with "
-                f"zeros in the places of removed units is scored, which {', '.join(self.names())} has not repaired. "
+                f"zeros in the places of removed units is scored, which {', '.join(self.done)} has not repaired. "
                 "Leave out repair_between, or score by a criterion of parameters, such as `oba`."
             )
 
     def names(self) -> list[str]:
         return [name_of(mend) for mend in self.repairs]
 
-    def _leave_out(self, mend: Repair, error: Exception) -> None:
-        """To be called where a repair has just failed."""
-        if self.were_asked_for:
-            raise  # noqa: PLE0704 - within the handler of the caller
-        self.repairs.remove(mend)
-        self.left_out[name_of(mend)] = str(error)
+
+def _at_the_end(
+    dense: Structure, plan: Plan, order: RemovalOrder, selection: Selection, limits: Limits
+) -> Plan | None:
+    """A plan to take in the place of the last one: that spends more, or is modules where steps on the way were not."""
+    full = order.with_budget_spent(plan, selection, limits)
+    if full is not None or plan.delivery == "module" or not plan.kept:
+        return full
+    whole = dense.plan(plan.kept)
+    return whole if whole.delivery == "module" else None
 
 
 def _open(structure: Structure, selection: Selection) -> Structure:
