@@ -111,10 +111,10 @@ def test_the_best_epoch_on_validation_data_is_kept_and_shown(tmp_path):
     assert result.exit_code == 0, result.stderr
     (training,) = read_run(tmp_path / "dense").settings["training"]
     accuracies = [epoch["validation"]["metrics"]["correct"] for epoch in training["epochs"]]
-    assert training["kept"] == accuracies.index(max(accuracies))
+    assert training["kept"] == accuracies.index(max(accuracies)) + 1
     assert "validation loss" in result.stdout
     assert "on 300 samples held out" in result.stdout
-    assert f"epoch {training['kept'] + 1} is kept, on validation" in result.stdout
+    assert f"epoch {training['kept']} is kept, on validation" in result.stdout
     assert "random weights" not in result.stderr
 
 

@@ -27,12 +27,12 @@ def test_the_kept_weights_are_those_of_the_best_epoch():
     model = digits_cnn(width=4)
     fit = fit_(model, batches(), options=options, validation=VALIDATION)
     worths = [(e.validation.metrics["correct"], -e.validation.loss) for e in fit.epochs]
-    assert fit.kept == worths.index(max(worths))
-    assert fit.kept < 5, "else this shows nothing"
-    assert evaluate(model, VALIDATION) == fit.epochs[fit.kept].validation
+    assert fit.kept == worths.index(max(worths)) + 1
+    assert fit.kept < 6, "else this shows nothing"
+    assert evaluate(model, VALIDATION) == fit.epochs[fit.kept - 1].validation
 
     shorter = digits_cnn(width=4)
-    stop = FitOptions(epochs=fit.kept + 1, learning_rate=0.5, schedule="constant", keep="last")
+    stop = FitOptions(epochs=fit.kept, learning_rate=0.5, schedule="constant", keep="last")
     fit_(shorter, batches(), options=stop)
     for name, own in state(model).items():
         assert torch.equal(own, state(shorter)[name]), name
@@ -42,8 +42,8 @@ def test_the_last_is_kept_where_that_is_asked_or_nothing_tells():
     options = FitOptions(epochs=6, learning_rate=0.5, schedule="constant", keep="last")
     judged, alone = digits_cnn(width=4), digits_cnn(width=4)
     fit = fit_(judged, batches(), options=options, validation=VALIDATION)
-    assert fit.kept == 5
-    assert fit_(alone, batches(), options=options).kept == 5
+    assert fit.kept == 6
+    assert fit_(alone, batches(), options=options).kept == 6
     assert all(torch.equal(own, state(alone)[name]) for name, own in state(judged).items())
 
 

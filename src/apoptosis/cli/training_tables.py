@@ -171,8 +171,8 @@ def _line(number: int, of: int, training: Mapping[str, Any]) -> str:
     losses = f"loss {epochs[0]['loss']:.4g} in epoch 1"
     if len(epochs) > 1:
         losses += f", {epochs[-1]['loss']:.4g} in epoch {len(epochs)}"
-    judged = None if kept is None else epochs[kept]["validation"]
-    if kept is None or judged is None:
+    judged = training["before"] if kept == 0 else epochs[kept - 1]["validation"]
+    if judged is None:
         return f"{which}: {losses}; the last epoch is kept, for there are no validation data."
     best = ", ".join(
         [
@@ -180,7 +180,10 @@ def _line(number: int, of: int, training: Mapping[str, Any]) -> str:
             *(f"{metric_name(n)} {_metric(n, v)}" for n, v in judged["metrics"].items()),
         ]
     )
-    return f"{which}: {losses}; epoch {kept + 1} is kept, on validation: {best}."
+    if kept == 0:
+        given = "epoch 0 is kept, the network before training: no epoch did better on validation"
+        return f"{which}: {losses}; {given}: {best}."
+    return f"{which}: {losses}; epoch {kept} is kept, on validation: {best}."
 
 
 def _epochs_table(training: Mapping[str, Any]) -> Table:
@@ -191,23 +194,27 @@ def _epochs_table(training: Mapping[str, Any]) -> Table:
     if judged:
         columns += ["validation loss", *(f"validation {metric_name(name)}" for name in names)]
     table = plain_table(*((name, "right") for name in [*columns, "time"]), ("", "left"))
-    for place in _some(len(epochs), kept):
-        own = epochs[place]
-        cells = [str(place + 1), f"{own['learning_rate']:.3g}", f"{own['loss']:.4g}"]
+    given: Mapping[str, Any] = {"validation": training["before"]}
+    first = [0] if training["before"] is not None else []
+    for epoch in [*first, *(place + 1 for place in _some(len(epochs), kept - 1))]:
+        own = epochs[epoch - 1] if epoch else given
+        rates = [f"{own['learning_rate']:.3g}", f"{own['loss']:.4g}"] if epoch else ["–", "–"]
+        cells = [str(epoch), *rates]
         if judged:
             found: Mapping[str, Any] = own["validation"] or {"loss": None, "metrics": {}}
             cells.append(_number(found["loss"]))
             cells += [_metric(name, found["metrics"].get(name)) for name in names]
-        table.add_row(*cells, seconds(own["seconds"]), "kept" if place == kept else "")
+        time = seconds(own["seconds"]) if epoch else "–"
+        table.add_row(*cells, time, "kept" if epoch == kept else "")
     return table
 
 
-def _some(num: int, kept: int | None) -> list[int]:
-    """Evenly chosen, the last one and the kept one too."""
+def _some(num: int, kept: int) -> list[int]:
+    """Evenly chosen, the last one too, and the kept one if it is one of them."""
     if num <= MOST_EPOCHS:
         return list(range(num))
     every = {round(i * (num - 1) / (MOST_EPOCHS - 2)) for i in range(MOST_EPOCHS - 1)}
-    return sorted(every | ({kept} if kept is not None else set()))
+    return sorted(every | ({kept} if kept >= 0 else set()))
 
 
 def _number(value: float | None) -> str:

@@ -28,7 +28,7 @@ from apoptosis.task import Batch, Task
 from apoptosis.training.evaluation import Evaluation, evaluate
 from apoptosis.training.layout import channels_last
 from apoptosis.training.options import FitOptions
-from apoptosis.training.progress_notes import FitState, noted_state, write_state
+from apoptosis.training.progress_notes import FitState, Noted, noted_state, write_state
 
 __all__ = ["Epoch", "Fit", "at_pass", "fit_"]
 
@@ -48,10 +48,15 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Fit:
-    """What a training run did: a record for each epoch, and which of them the weights are of (0 is the first)."""
+    """What a training run did: a record for each epoch, and which of them the weights are of.
+
+    Epochs count from 1; 0 is the network as it was given, where that did best on validation data.
+    """
 
     epochs: tuple[Epoch, ...]
     kept: int | None
+    before: Evaluation | None = None
+    """Of the network as it was given, where epochs are chosen by validation data."""
 
 
 def fit_(  # noqa: PLR0913 - three may be said, and none must be
@@ -71,8 +76,9 @@ def fit_(  # noqa: PLR0913 - three may be said, and none must be
         batches: read once per epoch.
         task: what a batch is and what its loss is; classification unless said.
         options: how.
-        validation: judged after every epoch; the weights of the best one stay (`FitOptions.keep`). By accuracy where
-            the task has it, else by loss. Not for test data: what was chosen by them is no figure on them.
+        validation: judged before training and after every epoch; the weights that do best stay (`FitOptions.keep`),
+            those that were given among them. By accuracy where the task has it, else by loss. Not for test data: what
+            was chosen by them is no figure on them.
         teacher: what `FitOptions.distil` follows.
         journal: where notes are kept to go on from; those that are there are gone on from.
 
@@ -97,11 +103,18 @@ def fit_(  # noqa: PLR0913 - three may be said, and none must be
     num_batches = _num_batches(batches)
     rates = _Rates(options, options.epochs * num_batches)
     state = FitState(model, optimizer)
-    epochs = [_read_epoch(own) for own in noted_state(state, journal)]
+    noted = noted_state(state, journal)
+    epochs = [_read_epoch(own) for own in noted.epochs]
+    chooses = options.keep == "best" and validation is not None and options.epochs > 0
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     laid_out = channels_last(model) if options.channels_last else nullcontext()
     alone = torch.random.fork_rng(devices=devices)
     with alone, torch.enable_grad(), in_train_mode(model), laid_out:
+        before = _read_judged(noted.before)
+        if chooses and not epochs:
+            with _autocast(model, options):
+                before = evaluate(model, validation or (), task)
+            state.keep()
         for number in track(range(options.epochs), "training"):
             if number < len(epochs):
                 continue
@@ -114,16 +127,19 @@ def fit_(  # noqa: PLR0913 - three may be said, and none must be
             with _autocast(model, options):
                 judged = None if validation is None else evaluate(model, validation, task)
             epochs.append(Epoch(loss, rate, time.perf_counter() - start, judged))
-            if options.keep == "best" and judged is not None and _best(epochs) == number:
+            if chooses and _best(before, epochs) == number + 1:
                 state.keep()
             if journal is not None and (number + 1 == options.epochs or journal.is_due()):
-                write_state(state, journal, [_epoch_as_data(own) for own in epochs])
+                done = [_epoch_as_data(own) for own in epochs]
+                write_state(
+                    state, journal, Noted(done, None if before is None else before.as_data())
+                )
     optimizer.zero_grad()
     if not epochs:
         return Fit((), None)
-    kept = _best(epochs) if options.keep == "best" and state.kept else len(epochs) - 1
+    kept = _best(before, epochs) if chooses else len(epochs)
     state.put_back_()
-    return Fit(tuple(epochs), kept)
+    return Fit(tuple(epochs), kept, before)
 
 
 def _run_epoch(state: FitState, batches: Iterable[Batch], task: Task, rates: "_Rates") -> float:
@@ -230,16 +246,19 @@ def _images_last(batch: Batch) -> Batch:
     )
 
 
-def _best(epochs: list[Epoch]) -> int:
-    """The first with the most correct, and among equals the least loss; by the loss alone where nothing is counted."""
+def _best(before: Evaluation | None, epochs: list[Epoch]) -> int:
+    """The first with the most correct, and among equals the least loss; by the loss alone where nothing is counted.
 
-    def worth(number: int) -> tuple[float, float]:
-        judged = epochs[number].validation
-        assert judged is not None, "only epochs that were judged are compared"
+    Epochs count from 1, and 0 is what was there before them.
+    """
+
+    def worth(judged: Evaluation) -> tuple[float, float]:
         loss = judged.loss if math.isfinite(judged.loss) else math.inf
         return judged.metrics.get("correct", 0.0), -loss
 
-    return max(range(len(epochs)), key=worth)
+    judged = {number: own.validation for number, own in enumerate(epochs, 1)}
+    worths = {n: worth(own) for n, own in {0: before, **judged}.items() if own is not None}
+    return max(worths, key=lambda number: worths[number])
 
 
 def _check_finite(loss: float, number: int, options: FitOptions) -> None:
@@ -260,10 +279,9 @@ def _epoch_as_data(epoch: Epoch) -> dict[str, Any]:
 
 
 def _read_epoch(data: dict[str, Any]) -> Epoch:
-    judged = data["validation"]
-    return Epoch(
-        data["loss"],
-        data["learning_rate"],
-        data["seconds"],
-        None if judged is None else Evaluation(**judged),
-    )
+    judged = _read_judged(data["validation"])
+    return Epoch(data["loss"], data["learning_rate"], data["seconds"], judged)
+
+
+def _read_judged(data: dict[str, Any] | None) -> Evaluation | None:
+    return None if data is None else Evaluation(**data)

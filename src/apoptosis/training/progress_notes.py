@@ -1,6 +1,7 @@
 """What a training run needs to go on: weights, the optimiser's state, how many steps it took, the best epoch so far."""
 
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -9,9 +10,17 @@ from torch import Tensor, nn
 from apoptosis.checkpoint import Journal
 from apoptosis.errors import CheckpointError
 
-__all__ = ["FitState", "noted_state", "write_state"]
+__all__ = ["FitState", "Noted", "noted_state", "write_state"]
 
 NAME = "epoch"
+
+
+@dataclass(frozen=True)
+class Noted:
+    """Records of epochs, and the judgement of the network as it was given, as plain data."""
+
+    epochs: list[dict[str, Any]]
+    before: dict[str, Any] | None = None
 
 
 class FitState:
@@ -33,7 +42,7 @@ class FitState:
             _fill_(self.model, self.kept)
 
 
-def write_state(state: FitState, journal: Journal, epochs: list[dict[str, Any]]) -> None:
+def write_state(state: FitState, journal: Journal, done: Noted) -> None:
     """All of it in one note, so that its parts are of one moment."""
     tensors = {f"model.{name}": own for name, own in _state(state.model).items()}
     tensors |= {f"kept.{name}": own for name, own in state.kept.items()}
@@ -45,11 +54,11 @@ def write_state(state: FitState, journal: Journal, epochs: list[dict[str, Any]])
                 tensors[f"optimizer.{index}.{name}"] = item
             else:
                 numbers.setdefault(str(index), {})[name] = item
-    facts = {"epochs": epochs, "steps": state.steps, "optimizer": numbers}
+    facts = {**asdict(done), "steps": state.steps, "optimizer": numbers}
     journal.write(NAME, facts, tensors)
 
 
-def noted_state(state: FitState, journal: Journal | None) -> list[dict[str, Any]]:
+def noted_state(state: FitState, journal: Journal | None) -> Noted:
     """Bring the last note back into `state`, and return its epochs; none where there is none.
 
     Raises:
@@ -57,7 +66,7 @@ def noted_state(state: FitState, journal: Journal | None) -> list[dict[str, Any]
     """
     note = None if journal is None else journal.read(NAME)
     if note is None:
-        return []
+        return Noted([])
     _fill_(state.model, _part(note.tensors, "model."))
     here = _state(state.model)
     state.kept = {n: own.to(here[n].device) for n, own in _part(note.tensors, "kept.").items()}
@@ -69,7 +78,7 @@ def noted_state(state: FitState, journal: Journal | None) -> list[dict[str, Any]
         own.setdefault(int(index), {}).update(numbers)
     state.optimizer.load_state_dict(state.optimizer.state_dict() | {"state": own})
     state.steps = note.facts["steps"]
-    return list(note.facts["epochs"])
+    return Noted(list(note.facts["epochs"]), note.facts.get("before"))
 
 
 def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from apoptosis.masks import MaskPlan
 from apoptosis.records import Outcome
 from apoptosis.structure import Plan
 from apoptosis.task import Batch, Task
-from apoptosis.training import Epoch, Fit, FitOptions, fit_
+from apoptosis.training import Epoch, Evaluation, Fit, FitOptions, fit_
 
 __all__ = ["DEFAULT_TUNING", "Material", "fine_tuned", "part_of"]
 
@@ -76,21 +76,29 @@ def part_of(journal: Journal | None, name: str, *, on_the_way: bool = False) -> 
 
 
 def _as_data(fit: Fit) -> dict[str, Any]:
-    return {"kept": fit.kept, "epochs": [_epoch(epoch) for epoch in fit.epochs]}
+    """Plain JSON; `kept` counts epochs from 1, and 0 is the network as it was pruned."""
+    return {
+        "kept": fit.kept,
+        "before": _judged(fit.before),
+        "epochs": [_epoch(epoch) for epoch in fit.epochs],
+    }
 
 
 def _epoch(epoch: Epoch) -> dict[str, Any]:
-    """Plain JSON, which has no NaN."""
-    judged = epoch.validation
     return {
         "loss": epoch.loss,
         "learning_rate": epoch.learning_rate,
         "seconds": epoch.seconds,
-        "validation": None
-        if judged is None
-        else {
-            "loss": judged.loss if math.isfinite(judged.loss) else None,
-            "metrics": {n: v if math.isfinite(v) else None for n, v in judged.metrics.items()},
-            "count": judged.count,
-        },
+        "validation": _judged(epoch.validation),
+    }
+
+
+def _judged(judged: Evaluation | None) -> dict[str, Any] | None:
+    """Without NaN, which JSON has not."""
+    if judged is None:
+        return None
+    return {
+        "loss": judged.loss if math.isfinite(judged.loss) else None,
+        "metrics": {n: v if math.isfinite(v) else None for n, v in judged.metrics.items()},
+        "count": judged.count,
     }
