@@ -136,7 +136,7 @@ def test_networks_that_remember_are_noticed(monkeypatch):
     assert any((wrong[name] - own).abs().max() > 1e-6 for name, own in want.items())
 
 
-@pytest.mark.parametrize(("limit", "value"), [("MOST_BATCHES", 4), ("MOST_BYTES", 100)])
+@pytest.mark.parametrize(("limit", "value"), [("MOST_BATCHES", 4), ("room_on", lambda _: 100)])
 def test_too_much_at_once_is_refused(limit, value, monkeypatch):
     model, batches, plan = case(residual, 3, 6, 6)
     monkeypatch.setattr(lockstep, limit, value)
@@ -182,11 +182,11 @@ def test_where_maps_are_large_some_set_out_and_the_others_follow(monkeypatch):
     of_channel = (
         6 * 49 * 8
     )  # bytes, of a batch; the first layer has 2 + 4 and 2 + 8 of them, the second 4 + 6 and 8 + 6
-    monkeypatch.setattr(lockstep, "MOST_BYTES", 2 * 3 * 16 * of_channel)
+    monkeypatch.setattr(lockstep, "room_on", lambda _: 2 * 3 * 16 * of_channel)
     monkeypatch.setattr(Refit, "_by_stages", lambda *_: pytest.fail("went the slow way"))
     monkeypatch.setattr(lockstep, "LOOKING_BACK", 1)
     found = refit(model, small, plan, batches, TASK)
-    monkeypatch.setattr(lockstep, "MOST_BYTES", 2**32)
+    monkeypatch.setattr(lockstep, "room_on", lambda _: 2**32)
     of_some = refit(model, small, plan, batches[:3], TASK)
     of_all = refit(model, small, plan, batches, TASK)
     torch.testing.assert_close(found[2].weight, of_some[2].weight, rtol=1e-9, atol=1e-12)
@@ -210,7 +210,7 @@ def test_runs_that_become_too_large_are_let_go(monkeypatch):
     plan = trace(model, batches[0][:1]).plan({"0": range(4)})
     small, before = cut(model, plan), threading.active_count()
     monkeypatch.setattr(lockstep, "FEWEST_SAMPLES", 6)
-    monkeypatch.setattr(lockstep, "MOST_BYTES", 300 * 6 * 49 * 8)  # 256 after growing
+    monkeypatch.setattr(lockstep, "room_on", lambda _: 300 * 6 * 49 * 8)  # 256 after growing
     monkeypatch.setattr(Refit, "_by_stages", lambda *_: pytest.fail("went the slow way"))
     found = Refit(ridge=1e-6)(model, small, plan, batches, TASK)
     assert threading.active_count() == before

@@ -31,6 +31,7 @@ from apoptosis.masks import masks_of
 from apoptosis.passing import passing
 from apoptosis.repair.blocks import Block, within
 from apoptosis.repair.fits import LayerFit
+from apoptosis.repair.memory import is_full
 from apoptosis.repair.networks import Both, Networks
 from apoptosis.repair.reaching import Passed, Watched, reach
 from apoptosis.repair.survey import Layer
@@ -65,7 +66,7 @@ def fit_block_(
 
     Raises:
         NonFiniteError: NaN or infinity passes it.
-        OutOfMemoryError: the device has no room for its steps.
+        RuntimeError: memory has no room for its steps.
     """
     sides = _Sides.of(block, networks)
     unknowns = _unknowns(block, networks)
@@ -76,11 +77,10 @@ def fit_block_(
         for name in sides.leaking(unknowns, samples[0]):
             del unknowns[name]
         found = _descended(sides, unknowns, samples, descent)
-    except torch.OutOfMemoryError:
-        raise
-    except (
-        RuntimeError
-    ) as error:  # of the model's own code, or of torch: nobody has run it with gradients yet
+    except RuntimeError as error:
+        if is_full(error):
+            raise
+        # of the model's own code, or of torch: nobody has run it with gradients yet
         why = str(error).partition("\n")[0]
         networks.left_alone[block.path] = f"it cannot be run with gradients ({why})"
         return None

@@ -9,6 +9,8 @@ is one forward, for the memory of what is alive at a layer, of all batches.
 Where maps are large not all batches set out: as many as memory has room for. That is enough there, for large maps have
 many places. The others follow where maps are smaller, and pass the layers that are fitted by then without a stop.
 
+How much room there is the device says (`memory`). Where it was too much after all, half of the batches go on.
+
 Runs that take different ways, networks that remember things between calls of their modules, more batches or larger
 activations than are bearable: all end in `OutOfStepError`, and the caller goes the slow way. What comes out at the end
 is compared with a plain run, so that nothing that threads could disturb passes unseen.
@@ -21,24 +23,26 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from apoptosis.repair.memory import is_full, room_on
 from apoptosis.repair.reaching import Passed, Station, first_of, noting, num_samples_of
 from apoptosis.task import Batch, Task, tensors_in
 
 __all__ = ["March", "OutOfStepError", "Stop", "march", "num_bytes"]
 
 MOST_BATCHES = 128
-MOST_BYTES = 3 * 2**30
-"""Of what passes a layer in both networks, of all batches under way: two or three times as much is alive in all."""
 FEWEST_SAMPLES = 64
 """With room for fewer a layer is better fitted on all data, one batch after the other."""
 LOOKING_BACK = 4
 """Stops: what a run holds it has shown at one of the last layers; a stream is there while its branch is fitted."""
+
+
+T = TypeVar("T")
 
 
 class OutOfStepError(Exception):
@@ -50,7 +54,7 @@ class Stop:
     """All runs at one station: what passes there in the small network and in the dense one, by batch."""
 
     station: Station
-    batches: tuple[tuple[Passed, Passed], ...]
+    batches: list[tuple[Passed, Passed]]
 
 
 class March:
@@ -61,12 +65,14 @@ class March:
         set_out: "Callable[[Batch], tuple[_Run, _Run]]",
         batches: Sequence[Batch],
         stations: Sequence[Station],
+        room: int,
     ) -> None:
-        """`set_out` begins a run of the small network and one of the dense one."""
+        """`set_out` begins a run of either network; `room` is for bytes that pass a layer in both."""
         self._set_out, self._batches = set_out, batches
         self._stations = {own.path: own for own in stations}
         self._under_way: list[tuple[_Run, _Run]] = []
         self._bytes: deque[int] = deque(maxlen=LOOKING_BACK)
+        self._most_bytes, self._most_runs = room, len(batches)
 
     def stops(self) -> Iterator[Stop]:
         """Every station, in the order of the calls.
@@ -76,18 +82,7 @@ class March:
         """
         self._under_way.append(self._set_out(self._batches[0]))
         for _ in range(len(self._stations)):
-            seen = [(ours.advance(), theirs.advance()) for ours, theirs in self._under_way]
-            station = self._station_of(seen)
-            passed = [self._at(station, both) for both in seen]
-            room = self._room(passed[0])
-            for _, run in zip(passed[room:], self._under_way[room:], strict=True):
-                _stop(run)
-            del passed[room:], self._under_way[room:]
-            for batch in self._batches[len(passed) : room]:
-                self._under_way.append(runs := self._set_out(batch))
-                both = runs[0].advance(station.path), runs[1].advance(station.target)
-                passed.append(self._at(station, both))
-            yield Stop(station, tuple(passed))
+            yield self._next_stop()
         for number, both in enumerate(self._under_way):
             for run in both:
                 if run.advance() is not None:
@@ -96,6 +91,21 @@ class March:
                     number
                 ):  # logits of all batches are more than what passes layers; `ends` needs the first
                     run.output = None
+
+    def with_room(self, stop: Stop, fit: Callable[[Stop], T]) -> T:
+        """What a function makes of a stop, of half of its batches again and again while memory is full.
+
+        Raises:
+            OutOfStepError: there is no room for enough of them.
+        """
+        while True:
+            try:
+                return fit(stop)
+            except Exception as error:
+                if not is_full(error):
+                    raise
+            self._go_on_with(len(stop.batches) // 2)
+            del stop.batches[len(self._under_way) :]
 
     def renew(self) -> None:
         """The layer that was stopped at has other weights now: go on with what it gives."""
@@ -111,6 +121,58 @@ class March:
         """Leave no run waiting."""
         for run in self._under_way:
             _stop(run)
+
+    def _next_stop(self) -> Stop:
+        """Where all come to next. Nothing here holds what passes there: whoever fits may have to let go of some."""
+        seen = self._advanced()
+        station = self._station_of(seen)
+        passed = [self._at(station, both) for both in seen]
+        room = self._room(passed[0])
+        for run in self._under_way[room:]:
+            _stop(run)
+        del passed[room:], self._under_way[room:]
+        for batch in self._batches[len(passed) : room]:
+            runs = self._set_out(batch)
+            try:
+                both = runs[0].advance(station.path), runs[1].advance(station.target)
+            except Exception as error:
+                _stop(runs)
+                if not is_full(error):
+                    raise
+                self._go_on_with(max(1, len(passed) // 2))
+                del passed[len(self._under_way) :]
+                break
+            self._under_way.append(runs)
+            passed.append(self._at(station, both))
+        return Stop(station, passed)
+
+    def _advanced(self) -> "list[tuple[_At | None, _At | None]]":
+        """What each run shows next; where memory is full before all are there, half of those that are go on."""
+        seen: list[tuple[_At | None, _At | None]] = []
+        for ours, theirs in self._under_way:
+            try:
+                seen.append((ours.advance(), theirs.advance()))
+            except Exception as error:
+                if not is_full(error) or len(self._under_way) == 1:
+                    raise
+                break
+        else:
+            return seen
+        self._go_on_with(len(seen) // 2 or len(seen))
+        return seen[: len(self._under_way)]
+
+    def _go_on_with(self, num: int) -> None:
+        """Let the other runs go, and remember how many there was room for.
+
+        Raises:
+            OutOfStepError: that is too few.
+        """
+        for run in self._under_way[num:]:
+            _stop(run)
+        self._most_runs = num
+        if num * self._under_way[0][0].num_samples < FEWEST_SAMPLES:
+            raise OutOfStepError("memory is full")
+        del self._under_way[num:]
 
     def _station_of(self, seen: "list[tuple[_At | None, _At | None]]") -> Station:
         paths = {None if ours is None else ours.path for ours, _ in seen}
@@ -130,12 +192,13 @@ class March:
         """How many batches can be under way here, by what the first of them shows."""
         self._bytes.append(sum(num_bytes(own) for own in first))
         each, here = max(1, *self._bytes), len(self._under_way)
-        if here * each > MOST_BYTES:
-            room = MOST_BYTES // each
+        if here * each > self._most_bytes:
+            room = self._most_bytes // each
         else:  # half stays free: the next layers may show more, and to begin again costs much
-            room = max(here, MOST_BYTES // 2 // each)
+            room = max(here, self._most_bytes // 2 // each)
+        room = min(room, self._most_runs)
         if room >= len(self._batches):
-            return len(self._batches)
+            return room
         if room * self._under_way[0][0].num_samples < FEWEST_SAMPLES:
             raise OutOfStepError("activations are too large")
         return room
@@ -160,8 +223,12 @@ def march(
     with ExitStack() as stack:
         stack.enter_context(_watched(small, {own.path: own for own in stations}))
         stack.enter_context(_watched(dense, {own.target: own for own in stations}))
+        device = next((own.device for own in small.parameters()), torch.device("cpu"))
         going = March(
-            lambda batch: (_Run(small, batch, task), _Run(dense, batch, task)), held, stations
+            lambda batch: (_Run(small, batch, task), _Run(dense, batch, task)),
+            held,
+            stations,
+            room_on(device),
         )
         stack.callback(going.stop)
         yield going

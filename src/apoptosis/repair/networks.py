@@ -150,13 +150,14 @@ def _is_same(target: Target, ours: Passed, theirs: Passed) -> bool:
     )
 
 
-def first_batch(batches: Iterable[Batch]) -> Batch:
-    """To look around with: the first that holds anything, or the first of all if none does.
+def first_batch(batches: Iterable[Batch], of: Iterable[Batch] | None = None) -> Batch:
+    """To look around with: the first that holds anything, or the first of all; `of` is what they are pieces of.
 
     Raises:
         DataError: there is none, or the batches can be read only once.
     """
-    if iter(batches) is batches:
+    whole = batches if of is None else of
+    if iter(whole) is whole:
         raise DataError(
             "Layers were to be fitted anew on batches that can be read only once. Give batches that can be iterated "
             "again, such as a list or a DataLoader."

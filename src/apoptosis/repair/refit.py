@@ -30,6 +30,7 @@ from apoptosis.masks import MaskPlan, masks_of
 from apoptosis.progress import track
 from apoptosis.repair.fits import Fit, LayerFit
 from apoptosis.repair.lockstep import OutOfStepError, Stop, march
+from apoptosis.repair.memory import in_smaller_batches
 from apoptosis.repair.networks import Networks, Reading, each_of, first_batch
 from apoptosis.repair.reaching import quietly, shadow
 from apoptosis.repair.survey import Layer, check_are_modules, check_fits, look_around
@@ -112,10 +113,14 @@ class Refit:
         check_fits(dense, small, plan)
         task = task or Task.classification()
         dense = shadow(dense)
-        try:
-            return self._fitted(dense, small, plan, batches, task, self._in_step)
-        except OutOfStepError:
-            return self._fitted(dense, small, plan, batches, task, self._by_stages)
+
+        def go(batches: Iterable[Batch]) -> Refitted:
+            try:
+                return self._fitted(dense, small, plan, batches, task, self._in_step)
+            except OutOfStepError:
+                return self._fitted(dense, small, plan, batches, task, self._by_stages)
+
+        return in_smaller_batches(go, batches, task, "Layers were to be fitted anew")
 
     def _fitted(  # noqa: PLR0913 - what a repair is given, and the way to go
         self,
@@ -146,7 +151,9 @@ class Refit:
         found: list[LayerFit] = []
         with march(networks.dense, networks.mended, stations, batches, networks.task) as going:
             for stop in track(going.stops(), "refitting layers", len(stations)):
-                if fits := self.fit_at_(stop, layers[stop.station.path], networks):
+                layer = layers[stop.station.path]
+                fit = partial(self.fit_at_, layer=layer, networks=networks)
+                if fits := going.with_room(stop, fit):
                     found += fits
                     going.renew()
             ends = going.ends()

@@ -13,7 +13,7 @@ on as much of the data as memory has room for.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from operator import length_hint
+from functools import partial
 from typing import TypeAlias
 
 from torch import nn
@@ -24,7 +24,8 @@ from apoptosis.progress import track
 from apoptosis.repair.block_fits import Descent, fit_block_
 from apoptosis.repair.blocks import Block, find_blocks
 from apoptosis.repair.fits import LayerFit
-from apoptosis.repair.lockstep import MOST_BYTES, OutOfStepError, march, num_bytes
+from apoptosis.repair.lockstep import OutOfStepError, Stop, march, num_bytes
+from apoptosis.repair.memory import Pieces, in_smaller_batches, room_on
 from apoptosis.repair.networks import Both, Networks, first_batch
 from apoptosis.repair.reaching import quietly, shadow
 from apoptosis.repair.refit import Refit, Refitted
@@ -98,23 +99,31 @@ class RefitBlocks:
         check_are_modules(dense, small)
         check_fits(dense, small, plan)
         task = task or Task.classification()
-        dense, pieces = shadow(dense), _Pieces(batches, task, self.batch_size)
-        try:
-            return self._fitted(dense, small, plan, pieces, self._in_step)
-        except OutOfStepError:
-            return self._fitted(dense, small, plan, pieces, self._by_passes)
+        dense = shadow(dense)
+
+        def go(pieces: Iterable[Batch]) -> Refitted:
+            assert isinstance(pieces, Pieces), "smaller batches are pieces too"
+            try:
+                return self._fitted(dense, small, plan, pieces, self._in_step)
+            except OutOfStepError:
+                return self._fitted(dense, small, plan, pieces, self._by_passes)
+
+        pieces = Pieces(batches, task, self.batch_size)
+        return in_smaller_batches(go, pieces, task, "Blocks were to be fitted anew")
 
     def _fitted(
         self,
         dense: nn.Module,
         small: nn.Module,
         plan: Plan | MaskPlan,
-        pieces: "_Pieces",
-        way: "Callable[[Networks, Stages, _Pieces], list[LayerFit]]",
+        pieces: Pieces,
+        way: Callable[[Networks, Stages, Pieces], list[LayerFit]],
     ) -> Refitted:
         mended = copy_with(small, {})
         with quietly(dense, mended):
-            around = look_around(dense, mended, plan, first_batch(pieces.batches), pieces.task)
+            around = look_around(
+                dense, mended, plan, first_batch(pieces, of=pieces.batches), pieces.task
+            )
             stages = find_blocks(around.layers, around.repeatable.__contains__)
             if not any(isinstance(own, Block) for own in stages):
                 _refuse(around.left_alone)
@@ -122,7 +131,7 @@ class RefitBlocks:
             found = way(networks, stages, pieces)
         return Refitted(mended, tuple(found), networks.left_alone)
 
-    def _in_step(self, networks: Networks, stages: Stages, pieces: "_Pieces") -> list[LayerFit]:
+    def _in_step(self, networks: Networks, stages: Stages, pieces: Pieces) -> list[LayerFit]:
         """All in one pass (`lockstep`)."""
         found: list[LayerFit] = []
         known = {own.station.path: own for stage in stages for own in _each(stage)}
@@ -131,15 +140,18 @@ class RefitBlocks:
             for stop in track(going.stops(), "refitting blocks", len(stations)):
                 own = known[stop.station.path]
                 if isinstance(own, Block):
-                    found += self._fit_(own, networks, stop.batches)
-                elif fits := Refit().fit_at_(stop, own, networks):
+                    fit = partial(self._fit_at_, own, networks)
+                    found += going.with_room(stop, fit)
+                elif fits := going.with_room(
+                    stop, partial(Refit().fit_at_, layer=own, networks=networks)
+                ):
                     found += fits
                     going.renew()
             ends = going.ends()
         networks.check(*ends)
         return found
 
-    def _by_passes(self, networks: Networks, stages: Stages, pieces: "_Pieces") -> list[LayerFit]:
+    def _by_passes(self, networks: Networks, stages: Stages, pieces: Pieces) -> list[LayerFit]:
         """A pass for each."""
         found: list[LayerFit] = []
         for own in track(stages, "refitting blocks"):
@@ -149,38 +161,22 @@ class RefitBlocks:
                 found += Refit().fit_by_passes_(own, networks, pieces)
         return found
 
+    def _fit_at_(self, block: Block, networks: Networks, stop: Stop) -> list[LayerFit]:
+        return self._fit_(block, networks, stop.batches)
+
     def _fit_(self, block: Block, networks: Networks, pieces: Iterable[Both]) -> list[LayerFit]:
         descent = Descent(self.epochs, self.learning_rate, self.seed)
         fit = fit_block_(block, networks, list(pieces), descent)
         return [] if fit is None else [fit]
 
 
-@dataclass(frozen=True)
-class _Pieces:
-    """Batches in pieces of so many samples at most."""
-
-    batches: Iterable[Batch]
-    task: Task
-    size: int
-
-    def __iter__(self) -> Iterator[Batch]:
-        for batch in self.batches:
-            yield from self.task.split(batch, self.size)
-
-    def __length_hint__(self) -> int:
-        """As `Refit` wants it: how often as much as the first piece will come, about."""
-        first = next(iter(self.batches), None)
-        each = 0 if first is None else sum(1 for _ in self.task.split(first, self.size))
-        return each * length_hint(self.batches)
-
-
 def _each(stage: Block | tuple[Layer]) -> Iterable[Block | Layer]:
     return (stage,) if isinstance(stage, Block) else stage
 
 
-def _as_many_as_fit(block: Block, networks: Networks, pieces: _Pieces) -> Iterator[Both]:
+def _as_many_as_fit(block: Block, networks: Networks, pieces: Pieces) -> Iterator[Both]:
     """What passes a block in a run over the data, until memory is full."""
-    room = MOST_BYTES
+    room = room_on(next(networks.mended.parameters()).device)
     for seen in networks.passing([block.station], pieces):
         if block.path in seen:
             yield (both := seen[block.path])
