@@ -159,7 +159,7 @@ def test_numbers_that_leave_torch_are_noted(act: Any, how: str) -> None:
         return y
 
     program = recorded(forward, torch.randn(2, 4))
-    ((_, found, line),) = program.escapes
+    ((_, found, line, _),) = program.escapes
     assert found == how
     assert "test_recording.py" in line
 

@@ -1,6 +1,7 @@
 """Solve the axes of a whole program: every rule in turn, then everything resolved.
 
-What goes in and out of the model is pinned, and so is what left torch on the way (`.numpy()`).
+What goes in and out of the model is pinned, and so is what left torch on the way (`.numpy()`), and what parameters may
+read that the run has not visited.
 """
 
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from apoptosis.structure.axes import Axis, Expr
 from apoptosis.structure.facts import Facts, PinReason, Size
 from apoptosis.structure.program import Call, Program, Value, values_in
 from apoptosis.structure.rules import Context, analyse_call
+from apoptosis.structure.unvisited import pin_for_unvisited
 
 __all__ = ["FAMILIES", "Analysis", "analyse"]
 
@@ -100,6 +102,7 @@ def analyse(
     for run in runs:
         facts |= _follow(run, context, pin_outputs=pin_outputs)
     _pin_unread(context, facts)
+    pin_for_unvisited(runs, context.axes)
     axes = {v: tuple(algebra.resolve(e) for e in own) for v, own in context.axes.items()}
     for own in facts.values():
         _resolve(own)
@@ -119,7 +122,7 @@ def _follow(program: Program, context: Context, *, pin_outputs: bool) -> dict[Ca
         facts[call] = analyse_call(call, context)
     for value in program.results if pin_outputs else []:
         _pin(context, value, PinReason("output", "it is an output of the model"))
-    for value, how, line in program.escapes:
+    for value, how, line, _ in program.escapes:
         _pin(context, value, PinReason(how, "its numbers leave torch here", line=line))
     return facts
 

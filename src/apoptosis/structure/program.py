@@ -38,6 +38,7 @@ class Value:
     constant: Tensor | None = field(default=None, repr=False)
     fixed: bool = False
     """Depends on no input: a parameter, or made of parameters and constants alone."""
+    is_parameter: bool = False
 
     @property
     def ndim(self) -> int:
@@ -138,8 +139,10 @@ class Program:
     results: list[Value] = field(default_factory=list)
     """Every tensor of the result, also of objects that cannot be rebuilt."""
     modules: list[ModuleCall] = field(default_factory=list)
-    escapes: list[tuple[Value, str, str]] = field(default_factory=list)
-    """Values whose numbers left torch (`.numpy()`, `.item()`), how, and the line."""
+    containers: list[str] = field(default_factory=list)
+    """Paths of lists and dicts of modules and of parameters."""
+    escapes: list[tuple[Value, str, str, str]] = field(default_factory=list)
+    """Values whose numbers left torch (`.numpy()`, `.tolist()`), how, the line, and the module whose code did it."""
     readings: list[Reading] = field(default_factory=list)
     """Uses that Python made of sizes other than to pass them to operations."""
     read: set[SizeOf] = field(default_factory=set)

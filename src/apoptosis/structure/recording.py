@@ -162,6 +162,9 @@ class _Recorder(ProxyTorchDispatchMode):
         self._held: dict[int, Tensor] = {}
         self._by_name: dict[str, Tensor] = model_tensors(model)
         self._saved: dict[int, tuple[Tensor, Tensor]] = {}
+        self.program.containers = [
+            path for path, part in model.named_modules() if isinstance(part, _CONTAINERS)
+        ]
         names: dict[int, list[str]] = {}
         for name, tensor in self._by_name.items():
             names.setdefault(id(tensor), []).append(name)
@@ -173,7 +176,13 @@ class _Recorder(ProxyTorchDispatchMode):
         for identity, own in names.items():
             tensor = self._held[identity]
             known = None if like is None else like.tensors.get(own[0])
-            value = known or _value(tensor, "tensor", names=tuple(own), fixed=True)
+            value = known or _value(
+                tensor,
+                "tensor",
+                names=tuple(own),
+                fixed=True,
+                is_parameter=isinstance(tensor, nn.Parameter),
+            )
             self.program.tensors |= dict.fromkeys(own, self._remember(tensor, value))
 
     def __enter__(self) -> "_Recorder":
@@ -266,7 +275,7 @@ class _Recorder(ProxyTorchDispatchMode):
 
     def escape(self, tensor: Tensor, how: str) -> None:
         """Note that numbers of a tensor leave torch."""
-        self.program.escapes.append((self.value(tensor), how, _user_line()))
+        self.program.escapes.append((self.value(tensor), how, _user_line(), self._stack[-1]))
 
     @contextmanager
     def parameters_put_back(self) -> Iterator[None]:
@@ -355,6 +364,9 @@ class _Recorder(ProxyTorchDispatchMode):
             for reference, value in sharing
             if reference() is not None and reference() is not tensor
         ]
+
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
 class _Watcher(TorchFunctionMode):

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from apoptosis.modes import in_eval_mode
 from apoptosis.structure.axes import Axis
-from apoptosis.structure.guards import NUMBERS, GuardError, SizeLimit
+from apoptosis.structure.guards import GuardError, SizeLimit
 from apoptosis.structure.network import Run
-from apoptosis.structure.program import SizeOf, sizes_of, values_in
+from apoptosis.structure.program import SizeOf, sizes_of
 from apoptosis.structure.randomness import random_state_put_back
 from apoptosis.structure.recording import Example
 from apoptosis.structure.rewriting import CutProgram, write_program
+from apoptosis.structure.steering import steerings
 from apoptosis.structure.surgery import copy_with
 from apoptosis.structure.twins import distance, redrawn
 
@@ -48,10 +49,11 @@ _KNOWN: WeakKeyDictionary[Run, Replay] = WeakKeyDictionary()
 
 def why_not_a_program(run: Run) -> str:
     """Why the run cannot be replayed with other inputs; empty if it can, or if there are no numbers to try."""
-    for call in run.analysis.program.calls:
-        if call.name.startswith(NUMBERS) and any(not v.fixed for v in values_in(call.arguments)):
-            return f"Python looks at a value that depends on the inputs ({call.name}, {call.line})"
-    for _, how, line in run.analysis.program.escapes:
+    for steering in steerings(run.analysis.program, run.analysis.axes):
+        return (
+            f"Python looks at a value that depends on the inputs ({steering.how}, {steering.line})"
+        )
+    for _, how, line, _ in run.analysis.program.escapes:
         return f"numbers leave torch by {how} ({line})"
     return "" if run.is_meta else replay_of(run, run.model).because
 
