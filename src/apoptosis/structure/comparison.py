@@ -17,7 +17,7 @@ from apoptosis.structure.analysis import Analysis
 from apoptosis.structure.arrangement import leaves_in
 from apoptosis.structure.axes import Axis, size_of
 from apoptosis.structure.program import Call, Program, Value, map_values, values_in
-from apoptosis.structure.rewriting import expected_arguments
+from apoptosis.structure.rewriting import expected_arguments, flags_of_mode
 
 __all__ = ["Difference", "difference"]
 
@@ -42,8 +42,9 @@ def difference(
     *,
     scaled: bool = False,
     replaced: tuple[str, ...] = (),
+    training: bool = False,
 ) -> Difference | None:
-    """The first call that is not as predicted; None if all are."""
+    """The first call that is not as predicted; None if all are. With `training`, `found` is a run in train mode."""
     expected, other = _Names(analysis.program, replaced), _Names(found, replaced)
     for call, its in zip(expected.calls, other.calls, strict=False):
         where = f"{call.name} ({call.line})"
@@ -54,6 +55,8 @@ def difference(
         if shapes != got:
             return Difference("way", f"{where} gives {_listed(got)} instead of {_listed(shapes)}")
         arguments = expected_arguments(call, analysis, lambda expr: size_of(expr, sizes))
+        if training:
+            arguments |= {flag: its.arguments[flag] for flag in flags_of_mode(call)}
         if wrong := _different_argument(arguments, its, (expected, other)):
             return Difference(wrong.kind, f"{where} is called with {wrong.because}")
         if not scaled and _scale_changed(call, analysis, sizes):
@@ -115,6 +118,10 @@ _NUMBERS = {"item", "is_nonzero", "_local_scalar_dense", "equal"}
 
 def _is_neutral(call: Call) -> bool:
     name = call.name.split(".")[0]
+    if name == "add_" and all(
+        n.endswith("num_batches_tracked") for n in call.arguments["self"].names
+    ):
+        return bool(call.arguments["self"].names)  # a norm in train mode counts
     if name in _CASTS:
         return call.outputs[0].dtype == next(values_in(call.arguments)).dtype
     return name in _NEUTRAL or (name in _NUMBERS and not call.outputs)

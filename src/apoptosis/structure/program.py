@@ -143,6 +143,8 @@ class Program:
     """Paths of lists and dicts of modules and of parameters."""
     escapes: list[tuple[Value, str, str, str]] = field(default_factory=list)
     """Values whose numbers left torch (`.numpy()`, `.tolist()`), how, the line, and the module whose code did it."""
+    draws_outside: bool = False
+    """Whether random numbers were drawn by Python or numpy, which may have steered it."""
     readings: list[Reading] = field(default_factory=list)
     """Uses that Python made of sizes other than to pass them to operations."""
     read: set[SizeOf] = field(default_factory=set)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["random_state_put_back"]
+__all__ = ["random_state_put_back", "state_outside_torch"]
 
 
 @contextmanager
@@ -22,3 +22,9 @@ def random_state_put_back(model: nn.Module) -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(others)  # noqa: NPY002
+
+
+def state_outside_torch() -> tuple[object, ...]:
+    """Python's and numpy's, to be compared."""
+    _, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002 - the one user code draws from
+    return random.getstate(), np.asarray(keys).tobytes(), *rest

@@ -47,7 +47,7 @@ from apoptosis.structure.program import (
     sizes_of,
     values_in,
 )
-from apoptosis.structure.randomness import random_state_put_back
+from apoptosis.structure.randomness import random_state_put_back, state_outside_torch
 from apoptosis.structure.read_sizes import ReadSize, read_shape
 
 __all__ = ["Example", "line_of", "model_tensors", "record"]
@@ -136,7 +136,9 @@ def _recorded(
         stack.enter_context(enable_python_dispatcher())
         stack.enter_context(_Watcher(recorder))
         stack.enter_context(recorder)
+        before = state_outside_torch()
         outputs = example.run(model)
+        recorder.program.draws_outside = state_outside_torch() != before
     if inspect.isgenerator(outputs):
         raise TypeError("forward is a generator, which runs only when somebody asks for its items")
     recorder.program.outputs = rearranged(outputs, recorder.result, (Tensor, ReadSize))

@@ -5,11 +5,11 @@ the program checks it (`guards`); tensors that came from where torch does not se
 So before a program is delivered, it is run beside a copy of the model, at full size: on other numbers, twice (a model
 may remember), and at other sizes of the inputs: one more, twice, half, several at once. It must give the same.
 A size stays free only if another one was seen to agree and none to differ; one that went where it cannot be followed
-(`len(x)`) stays between those that were seen to agree.
+(`len(x)`) stays between those that were seen to agree. Where train mode calls other operations, the program has none.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from apoptosis.modes import in_eval_mode
 from apoptosis.structure.axes import Axis
+from apoptosis.structure.comparison import difference
 from apoptosis.structure.guards import GuardError, SizeLimit
 from apoptosis.structure.network import Run
 from apoptosis.structure.program import SizeOf, sizes_of
 from apoptosis.structure.randomness import random_state_put_back
-from apoptosis.structure.recording import Example
+from apoptosis.structure.recording import Example, record
 from apoptosis.structure.rewriting import CutProgram, write_program
 from apoptosis.structure.steering import steerings
 from apoptosis.structure.surgery import copy_with
@@ -38,10 +39,12 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Replay:
-    """Why a run cannot be replayed, empty if it can; and the sizes that inputs may have, where not any."""
+    """Why a run cannot be replayed, empty if it can; and what the program is bound to."""
 
     because: str = ""
     limits: tuple[SizeLimit, ...] = ()
+    eval_only: str = ""
+    """Why the program does not do in train mode what the model does; empty if it does."""
 
 
 _KNOWN: WeakKeyDictionary[Run, Replay] = WeakKeyDictionary()
@@ -55,6 +58,8 @@ def why_not_a_program(run: Run) -> str:
         )
     for _, how, line, _ in run.analysis.program.escapes:
         return f"numbers leave torch by {how} ({line})"
+    if run.analysis.program.draws_outside:
+        return "Python draws random numbers outside torch"
     return "" if run.is_meta else replay_of(run, run.model).because
 
 
@@ -82,11 +87,12 @@ def _tried(run: Run, model: nn.Module) -> Replay:
         for answer in (pair.answer(example), pair.answer(again)):
             if answer != AGREES:
                 return Replay(answer)
-        return _limits(run, _Trials(pair, example))
+        replay = _limits(run, _Trials(pair, example))
+        return replace(replay, eval_only=_why_eval_only(run, model, example))
 
 
 AGREES = "agrees"
-UNTRIED = "the model or a guard of the program stops"
+UNTRIED = "run again on other inputs, the model or a check of the program stops"
 
 
 class _Pair:
@@ -118,6 +124,19 @@ class _Pair:
         if not distance(found, expected) <= allowed:
             return "run again on other inputs, the recorded operations give something else than the model"
         return AGREES
+
+
+def _why_eval_only(run: Run, model: nn.Module, example: Example) -> str:
+    """What the model does otherwise in train mode than the program would; empty if nothing."""
+    try:
+        found = record(copy_with(model, {}), example, training=True)
+    except Exception as error:  # noqa: BLE001 - whatever it is, nothing is known of its train mode
+        lines = str(error).strip().splitlines()
+        return f"on the example inputs it stops: {lines[0] if lines else type(error).__name__}"
+    if found.draws_outside:
+        return "it draws random numbers outside torch"
+    differs = difference(run.analysis, {}, found, training=True)
+    return "" if differs is None else differs.because
 
 
 def _fails(error: Exception) -> str:

@@ -47,7 +47,7 @@ from apoptosis.structure.read_sizes import OPERATORS
 from apoptosis.structure.recording import Example, model_tensors
 from apoptosis.structure.surgery import check_fits, cut_tensors, like
 
-__all__ = ["CutProgram", "expected_arguments", "write_program"]
+__all__ = ["CutProgram", "expected_arguments", "flags_of_mode", "write_program"]
 
 _TRAINING = {
     "dropout": "train",
@@ -85,6 +85,16 @@ def write_program(
     return program
 
 
+def flags_of_mode(call: Call) -> list[str]:
+    """Arguments that say, or follow from it, whether the call's module is in train mode.
+
+    Dropout inside fused attention is one; a program goes on without it.
+    """
+    flag = _TRAINING.get(call.name.split(".")[0].removesuffix("_"))
+    flags = [flag] if flag is not None and call.arguments[flag] is False else []
+    return [*flags, *({"dropout_p"} & call.arguments.keys())]
+
+
 class CutProgram(nn.Module):
     """A cut network as a graph of ATen operations, called as the model it was made from."""
 
@@ -101,6 +111,8 @@ class CutProgram(nn.Module):
         self._other_arguments = _without_tensors(run.signature, run.example)
         self.limits: tuple[SizeLimit, ...] = ()
         """Sizes that inputs may have: set by `replay`, which has tried."""
+        self.eval_only = ""
+        """Why the program has no train mode; empty where it has one."""
         self._shapes = tuple(value.shape for value in program.inputs)
         self._guards: list[Guard] = []
         for name, tensor in tensors.items():
@@ -108,8 +120,33 @@ class CutProgram(nn.Module):
         self._graph = _Writer(run.analysis, sizes, self).graph
         self._run = _compiled(self._graph)
 
+    def keep_in_eval_mode_(self, because: str) -> None:
+        """Refuse train mode from now on."""
+        self.eval()
+        self.eval_only = because
+
+    def train(self, mode: bool = True) -> "CutProgram":  # noqa: FBT001, FBT002 - as torch has it
+        """As for any module.
+
+        Raises:
+            TraceError: in train mode the model does something else than was recorded.
+        """
+        if mode:
+            self._check_has_train_mode()
+        return super().train(mode)
+
+    def _check_has_train_mode(self) -> None:
+        if self.eval_only:
+            raise TraceError(
+                f"This program was recorded in eval mode, and it has no train mode: there the model does something "
+                f"else ({self.eval_only}). Use it in eval mode; to train the network, keep whole what its own code "
+                "cannot run smaller, so that it stays a module."
+            )
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the model's own forward; arguments other than tensors are those of the example."""
+        if self.training:
+            self._check_has_train_mode()
         given = _bound_tensors(self._signature, args, kwargs)
         if len(given) != self._num_inputs:
             raise TraceError(

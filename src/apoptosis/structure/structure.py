@@ -243,6 +243,8 @@ class Structure:
                 f"The plan is one for a program, and that cannot be: {replay.because}."
             )
         program.limits = replay.limits
+        if replay.eval_only:
+            program.keep_in_eval_mode_(f"{replay.eval_only}; {plan.delivery_because}")
         return program
 
     def _attentions(
