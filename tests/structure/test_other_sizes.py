@@ -111,6 +111,10 @@ def by_length_of_a_row(h: Tensor) -> Tensor:
     return h.mean((2, 3)) if len(h.transpose(0, 2)) <= 9 else h.amax((2, 3))
 
 
+def by_a_plain_number(h: Tensor) -> Tensor:
+    return h.mean((2, 3)) if int(h.shape[2]) <= 9 else h.amax((2, 3))
+
+
 def through_float(h: Tensor) -> Tensor:
     return h.mean((2, 3)) if h.shape[2] / h.shape[3] < 1.2 else h.amax((2, 3))
 
@@ -146,6 +150,7 @@ CODES = [
     gone_through,
     by_numel,
     by_length_of_a_row,
+    by_a_plain_number,
     through_float,
     through_a_mask,
     positions,

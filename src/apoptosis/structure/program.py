@@ -70,7 +70,7 @@ Formula: TypeAlias = SizeOf | Worked | int | float
 class Reading:
     """A use that Python made of a size: `left operator right` came out as `outcome`.
 
-    `unseen` where the size went on as a plain number that may have steered or not (`len(x)`, `int(n)`).
+    `unseen` where the size went on as a plain number that may have steered or not (`int(n)`).
     """
 
     operator: str

@@ -10,6 +10,7 @@ user code passed, so those that came from attributes of modules can be told (`at
 tensors (`read_sizes`).
 """
 
+import builtins
 import inspect
 import sys
 import threading
@@ -135,6 +136,7 @@ def _recorded(
         stack.enter_context(recorder.watching_modules(model))
         stack.enter_context(enable_python_dispatcher())
         stack.enter_context(_Watcher(recorder))
+        stack.enter_context(recorder.lengths_followed())
         stack.enter_context(recorder)
         before = state_outside_torch()
         outputs = example.run(model)
@@ -262,6 +264,21 @@ class _Recorder(ProxyTorchDispatchMode):
         sizes = read_shape(known[1], self.note)
         self.program.read.update(*(sizes_of(size.formula) for size in sizes))
         return sizes
+
+    @contextmanager
+    def lengths_followed(self) -> Iterator[None]:
+        """Let `len` of a tensor be a size as `x.shape` has them: Python makes a plain number of what a class says."""
+
+        def length(item: Any) -> int:
+            sizes = self.shape(item) if isinstance(item, Tensor) else None
+            return sizes[0] if sizes else before(item)
+
+        before = builtins.len
+        builtins.len = length
+        try:
+            yield
+        finally:
+            builtins.len = before
 
     def note(
         self, operator: str, left: Formula, right: Formula, *, outcome: bool, unseen: bool = False

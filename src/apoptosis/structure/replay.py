@@ -5,7 +5,7 @@ the program checks it (`guards`); tensors that came from where torch does not se
 So before a program is delivered, it is run beside a copy of the model, at full size: on other numbers, twice (a model
 may remember), and at other sizes of the inputs: one more, twice, half, several at once. It must give the same.
 A size stays free only if another one was seen to agree and none to differ; one that went where it cannot be followed
-(`len(x)`) stays between those that were seen to agree. Where train mode calls other operations, the program has none.
+(`int(n)`) stays between those that were seen to agree. Where train mode calls other operations, the program has none.
 """
 
 from collections.abc import Iterable
@@ -165,24 +165,16 @@ def _limits(run: Run, trials: _Trials) -> Replay:
     limits: list[SizeLimit] = []
     free: dict[Axis, list[tuple[int, int]]] = {}
     read, unseen = _sizes_read(run)
-    for axis, places in _input_axes(run).items():
-        size = axis.size
-        others = [size + 1]
+    pending = list(_input_axes(run).items())
+    while pending:
+        axis, places = pending.pop(0)
         if axis is run.batch and trials(dict.fromkeys(places, 1)) != AGREES:
             return Replay("the model makes numbers of the size of the batch, which was 1")
-        if axis in read or axis.size == 1:
-            others += [2 * size, size // 2]
-        if axis in unseen:
-            others += [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]
-        answers = {
-            n: trials(dict.fromkeys(places, n)) for n in dict.fromkeys(others) if n not in (0, size)
-        }
-        agreed = [size, *(n for n, answer in answers.items() if answer == AGREES)]
-        wrong = any(answer not in (AGREES, UNTRIED) for answer in answers.values())
-        if wrong or len(agreed) == 1:
-            limits += [SizeLimit(*place, size, size) for place in places]
-        elif axis in unseen:
-            limits += [SizeLimit(*place, min(agreed), max(agreed)) for place in places]
+        least, most = _agreed(axis, places, trials, read=axis in read, unseen=axis in unseen)
+        if least == most and axis.size == 1 and len(places) > 1:
+            pending += [(Axis(1), [place]) for place in places]  # no batch that all of them share
+        elif least == most or axis in unseen:
+            limits += [SizeLimit(*place, least, most) for place in places]
         else:
             free[axis] = places
     together = {
@@ -191,6 +183,26 @@ def _limits(run: Run, trials: _Trials) -> Replay:
     if len(together) > 1 and trials(together) not in (AGREES, UNTRIED):
         limits += [SizeLimit(n, dim, size // 2, size // 2) for (n, dim), size in together.items()]
     return Replay("", tuple(limits))
+
+
+def _agreed(
+    axis: Axis, places: list[tuple[int, int]], trials: _Trials, *, read: bool, unseen: bool
+) -> tuple[int, int]:
+    """The least and the greatest size that agreed; that of the run alone where another one differed."""
+    size = axis.size
+    others = [size + 1]
+    if read or size == 1:
+        others += [2 * size, size // 2, size + 2]
+    if unseen:
+        others += [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]
+    agreed = [size]
+    for other in dict.fromkeys(n for n in others if n not in (0, size)):
+        answer = trials(dict.fromkeys(places, other))
+        if answer == AGREES:
+            agreed.append(other)
+        elif answer != UNTRIED:
+            return size, size
+    return min(agreed), max(agreed)
 
 
 def _sizes_read(run: Run) -> tuple[set[Axis], set[Axis]]:
@@ -218,11 +230,14 @@ def _sizes_read(run: Run) -> tuple[set[Axis], set[Axis]]:
 
 
 def _input_axes(run: Run) -> dict[Axis, list[tuple[int, int]]]:
-    """Where each axis of the inputs stands; those of size 1, which cannot be followed, stand alone."""
+    """Where each axis of the inputs stands; of those of size 1, which cannot be followed, the first may be a batch."""
     found: dict[Axis, list[tuple[int, int]]] = {}
+    batch = Axis(1)
     for number, value in enumerate(run.analysis.program.inputs):
         for dim, expr in enumerate(run.analysis.axes[value]):
-            axis = expr.axis or Axis(value.shape[dim])
+            axis = expr.axis or (
+                batch if dim == 0 and value.shape[0] == 1 else Axis(value.shape[dim])
+            )
             found.setdefault(axis, []).append((number, dim))
     return found
 

@@ -130,20 +130,23 @@ def _used_names(program: Program) -> set[str]:
 
 
 def _with_open_batch(model: nn.Module, example: Example) -> Run | None:
-    """Run with every input doubled where there is one of each: an axis of size 1 could not be followed.
+    """Run with every input doubled of which there is one: an axis of size 1 could not be followed.
 
-    None where the inputs have no batch of one, or the model does not take two.
+    Inputs without a batch (places of tokens, a number) stay as they are. None where the inputs have no batch of one, or
+    the model does not take two.
     """
-    tensors = example.tensors()
-    if not tensors or any(t.ndim == 0 or t.shape[0] != 1 for t in tensors):
+    single = [t.ndim > 0 and t.shape[0] == 1 for t in example.tensors()]
+    if not any(single):
         return None
+    doubled = iter(single)
     try:
-        run = _ran(model, example.map(lambda t: torch.cat([t, t])))
+        run = _ran(model, example.map(lambda t: torch.cat([t, t]) if next(doubled) else t))
     except TraceError:
         return None
     if run.analysis.without_rule():
         return None  # behind such an operation the batch cannot be told from any other axis
-    axes = {run.analysis.axes[value][0].axis for value in run.analysis.program.inputs}
+    inputs = zip(run.analysis.program.inputs, single, strict=True)
+    axes = {run.analysis.axes[value][0].axis for value, own in inputs if own}
     axis = axes.pop()
     return None if axes or axis is None else replace(run, batch=axis)
 
