@@ -46,7 +46,7 @@ class Attention(nn.Module):
             mixed = (q @ k.transpose(-1, -2) / float(self.width)).softmax(-1) @ v
         else:
             mixed = (q @ k.transpose(-1, -2) / sqrt(self.width)).softmax(-1) @ v
-        return self.o(mixed.transpose(1, 2).flatten(2))
+        return self.o(mixed.transpose(1, 2).contiguous().flatten(2))
 
 
 def example() -> tuple[Tensor, Tensor]:
@@ -81,6 +81,17 @@ def test_the_queries_make_good_for_the_number(how: str) -> None:
     torch.testing.assert_close(
         ap.cut(model, more)(*longer), ap.zero(model, more)(*longer), **TOLERANCE
     )
+
+
+def test_one_head_that_is_left_needs_no_copy_and_changes_nothing() -> None:
+    torch.manual_seed(0)
+    model, inputs = Attention("after").double().eval(), example()
+    structure = ap.trace(model, inputs)
+    heads = next(group.name for group in structure.groups if group.kind == "head")
+    plan = structure.plan({heads: [1]} | {name: [0, 2, 3, 5] for name in widths(structure)})
+    assert plan.delivery == "module", plan.delivery_because
+    small, twin = ap.cut(model, plan), ap.zero(model, plan)
+    torch.testing.assert_close(small(*inputs), twin(*inputs), **TOLERANCE)
 
 
 def test_heads_alone_need_no_scaling() -> None:

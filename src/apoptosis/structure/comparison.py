@@ -19,7 +19,7 @@ from apoptosis.structure.axes import Axis, size_of
 from apoptosis.structure.program import Call, Program, Value, map_values, values_in
 from apoptosis.structure.rewriting import expected_arguments, flags_of_mode
 
-__all__ = ["Difference", "difference"]
+__all__ = ["Difference", "difference", "telling_calls"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,11 @@ def difference(
         for names, program in ((expected, analysis.program), (other, found))
     ]
     return None if results[0] == results[1] else Difference("way", "other values are returned")
+
+
+def telling_calls(program: Program) -> list[Call]:
+    """The calls without those that come and go with strides and devices."""
+    return [call for call in program.calls if not _is_neutral(call)]
 
 
 class _Names:

@@ -19,6 +19,7 @@ import torch
 
 from apoptosis.structure.analysis import Analysis
 from apoptosis.structure.axes import Axis, Indices, size_of
+from apoptosis.structure.comparison import telling_calls
 from apoptosis.structure.plan import Plan, Scaling
 from apoptosis.structure.program import Call, Program, Value, map_values, values_in
 
@@ -150,7 +151,7 @@ def find_number_scalings(
     """
     makers = {value: call for call in program.calls for value in call.outputs}
     scalings: dict[tuple[str, ...], Scaling] = {}
-    for call, its in zip(program.calls, found.calls, strict=False):
+    for call, its in zip(telling_calls(program), telling_calls(found), strict=False):
         if call.op is not its.op:
             return ()
         if (change := _changed_number(call, its)) is None:
