@@ -282,6 +282,19 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
+def check_derivable(batch: Batch) -> None:
+    """Refuse a batch that was made under `torch.inference_mode()`.
+
+    Raises:
+        DataError: it was.
+    """
+    if any(own.is_inference() for own in tensors_in(batch)):
+        raise DataError(
+            "A batch was made under torch.inference_mode(), where tensors take part in no derivative. Make the batches "
+            "outside of it, or clone them there."
+        )
+
+
 def draw_labels(logits: Tensor, dim: int, generator: torch.Generator | None) -> Tensor:
     """One label per position from softmax(logits) over `dim`."""
     moved = logits.detach().movedim(dim, -1).float()

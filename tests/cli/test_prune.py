@@ -243,7 +243,7 @@ def test_the_next_command_can_be_typed(own, tmp_path):
     assert "--repair refit" in seen[0]
     assert "--criterion magnitude-l2" in seen[1]
     assert data["groups"]["3"]["after"] == 12, "every option is carried along"
-    assert data["settings"]["repair"] == ["Refit(scope='every', ridge=None, rounds=3)"]
+    assert data["settings"]["repair"] == ["refit(scope='every', ridge=None, rounds=3)"]
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "half",
         "half-repaired",
@@ -400,7 +400,7 @@ def test_repairs_are_asked_for_by_name_one_after_the_other(own, tmp_path):
     found = prune(own, *arguments, "--out", tmp_path / "half")
     data = json.loads(done(found))
     names = [
-        "Refit(scope='every', ridge=None, rounds=3)",
+        "refit(scope='every', ridge=None, rounds=3)",
         "Distil(steps=300, learning_rate=0.001, temperature=inf, seed=0)",
     ]
     assert data["settings"]["repair"] == names

@@ -327,7 +327,7 @@ def test_prune_takes_it_by_name_or_with_options_and_checkpoints_bring_it_back(tm
         )
         for how in ("refit", Refit(scope="consumers"), "batch_norm")
     ]
-    assert outcomes[0].settings["repair"] == ["Refit(scope='every', ridge=None, rounds=3)"]
+    assert outcomes[0].settings["repair"] == ["refit(scope='every', ridge=None, rounds=3)"]
     weights = [copy.deepcopy(outcome.model.state_dict()) for outcome in outcomes]
     assert any(not torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     ap.save(tmp_path / "run", outcomes[0])

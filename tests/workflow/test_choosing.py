@@ -12,11 +12,10 @@ from apoptosis.data import digits
 from apoptosis.errors import ConfigError, ModelError, NonFiniteError
 from apoptosis.models import digits_cnn
 from apoptosis.planning import Budget, Selection
-from apoptosis.repair import REPAIRS, Refit, batch_norm
+from apoptosis.repair import REPAIRS, Refit, batch_norm, repair_name
 from apoptosis.structure import trace
 from apoptosis.task import Task
 from apoptosis.workflow import choose_criterion, settled
-from apoptosis.workflow.choosing import name_of
 from apoptosis.workflow.pruning import _Mends
 from oracles.shrinking import small_case
 
@@ -41,7 +40,11 @@ X = torch.randn(40, 4, generator=torch.Generator().manual_seed(1))
 
 def test_obs_in_one_step_and_a_refit_without_labels():
     outcome = ap.prune(mlp(), [X], HALF)
-    assert said(outcome) == ("obs", 1, [str(REPAIRS["refit"]), str(REPAIRS["refit_blocks"])])
+    assert said(outcome) == (
+        "obs",
+        1,
+        [repair_name(REPAIRS[own]) for own in ("refit", "refit_blocks")],
+    )
     assert not torch.equal(outcome.model[4].weight, ap.cut(mlp(), outcome.plan)[4].weight)
 
 
@@ -84,7 +87,9 @@ def test_where_too_little_can_be_priced_it_is_oba():
     labelled = [(X, torch.arange(40) % 3)]
     outcome = ap.prune(Raw(), labelled, HALF)
     assert said(outcome) == ("oba", 20, [])
-    assert set(outcome.settings["repair_left_out"]) == {str(own) for own in BOTH}  # no layers
+    assert set(outcome.settings["repair_left_out"]) == {
+        repair_name(own) for own in BOTH
+    }  # no layers
 
 
 def test_what_little_can_be_priced_is_not_crushed():
@@ -122,7 +127,7 @@ def test_a_task_that_shows_no_predictions_gets_oba():
     assert chosen(mlp(), X, task=task) == "oba"
     batches = [(X, torch.randn(40, 3))]
     outcome = ap.prune(mlp(), batches, HALF, task, steps=2)
-    assert said(outcome) == ("oba", 2, [str(own) for own in BOTH])
+    assert said(outcome) == ("oba", 2, [repair_name(own) for own in BOTH])
     unrepaired = ap.prune(mlp(), batches, HALF, task, steps=2, repair=[])
     assert outcome.plan.counts() == unrepaired.plan.counts()
     dense, loss = mlp(), nn.functional.mse_loss
@@ -141,7 +146,7 @@ def test_a_program_on_the_way_is_no_reason_to_leave_a_repair_out():
     for asked in (False, True):
         mends = replace(mends, were_asked_for=asked)
         assert mends(program, plan) is program
-        assert list(mends.left_out) == [name_of(Refit())]
+        assert list(mends.left_out) == [repair_name(Refit())]
         assert mends.repairs == [Refit()]
     with pytest.raises(ModelError, match="delivered as a program"):
         mends(program, plan, last=True)
@@ -167,7 +172,7 @@ def test_a_refit_that_meets_nan_is_left_out_unless_asked_for_by_name():
     assert said(outcome) == ("mine", 1, [])
     (name, why), *others = outcome.settings["repair_left_out"].items()
     assert not others
-    assert name == "Refit(scope='every', ridge=None, rounds=3)"
+    assert name == "refit(scope='every', ridge=None, rounds=3)"
     assert "NaN or infinity passes it" in why
     for own, want in zip(
         outcome.model.parameters(), ap.cut(mlp(), outcome.plan).parameters(), strict=True

@@ -24,6 +24,7 @@ from apoptosis.checkpoint.rebuilding import rebuild
 from apoptosis.checkpoint.record import SavedRun, parse_run
 from apoptosis.checkpoint.weights import read_weights
 from apoptosis.errors import CheckpointError
+from apoptosis.modes import outside_inference_mode
 from apoptosis.records import Outcome
 
 __all__ = ["load", "load_outcome", "read_run"]
@@ -42,6 +43,7 @@ class _Content:
     weights: dict[str, Tensor]
 
 
+@outside_inference_mode
 def load(
     path: str | os.PathLike[str],
     dense: Callable[[], nn.Module] | nn.Module,
@@ -78,6 +80,7 @@ def load(
     return _rebuilt(path, dense, example_inputs)[0]
 
 
+@outside_inference_mode
 def load_outcome(
     path: str | os.PathLike[str],
     dense: Callable[[], nn.Module] | nn.Module,

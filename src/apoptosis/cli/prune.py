@@ -91,6 +91,7 @@ def _work(
         align=options.align,
         repair=options.repair,
         repair_between=options.repair_between,
+        example_inputs=subject.example_inputs,
     )
 
     def work(journal: Journal) -> Iterator[Outcome[Plan]]:
@@ -102,7 +103,6 @@ def _work(
                     budgets[-1],
                     data.task,
                     **vars(how),
-                    example_inputs=subject.example_inputs,
                     journal=journal.part("prune"),
                 )
                 return

@@ -25,6 +25,7 @@ from apoptosis.criteria.saliency import SALIENCIES, Saliency, find_saliency
 from apoptosis.criteria.scores import Scores
 from apoptosis.criteria.taylor import taylor, taylor_units
 from apoptosis.errors import ConfigError
+from apoptosis.modes import outside_inference_mode
 from apoptosis.structure import Structure
 from apoptosis.task import Batch, Task
 
@@ -60,6 +61,7 @@ class Criterion:
                 "`score_units`; it takes one: `score` gives Scores of parameters, `score_units` UnitScores."
             )
 
+    @outside_inference_mode
     def units(
         self,
         model: nn.Module,

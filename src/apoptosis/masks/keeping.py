@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from apoptosis.errors import ConfigError
 from apoptosis.masks.plan import Mask, MaskPlan, check_fits, fingerprint
+from apoptosis.modes import outside_inference_mode
 from apoptosis.structure import copy_with
 
 __all__ = ["mask", "mask_", "mask_optimizer_", "masks_of", "release_"]
@@ -31,6 +32,7 @@ AnyModel = TypeVar("AnyModel", bound=nn.Module)
 _PLACE = "_kept_masks"
 
 
+@outside_inference_mode
 def mask(model: AnyModel, masks: MaskPlan) -> AnyModel:
     """A copy whose removed weights are zero, and stay so; the given model is untouched.
 
@@ -48,6 +50,7 @@ def mask(model: AnyModel, masks: MaskPlan) -> AnyModel:
     return mask_(copy_with(model, {}), masks)
 
 
+@outside_inference_mode
 def mask_(model: AnyModel, masks: MaskPlan) -> AnyModel:
     """Zero the removed weights where they are and keep them so, in the place of any masks of before.
 

@@ -1,6 +1,6 @@
 """`Selection`: by what rule units are chosen, and what must not be touched."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from math import ceil, lcm
@@ -62,6 +62,9 @@ class Selection:
             raise ConfigError(
                 f"cap={self.cap!r} was asked for; the largest share of a group that may go is above 0 and at most 1."
             )
+        if self.kinds is not None:
+            _check_texts("kinds", self.kinds)
+        _check_texts("names", self.names)
         if not isinstance(self.shares, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
                 f"shares={self.shares!r} was asked for; it is a dictionary from patterns of names to shares."
@@ -105,8 +108,19 @@ class Selection:
 
 
 def _one_of(option: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise ConfigError(f"{option}={value!r} was asked for; there are {', '.join(allowed)}.")
+
+
+def _check_texts(option: str, value: Any) -> None:
+    """One text would be read letter by letter."""
+    if isinstance(value, str):
+        raise ConfigError(
+            f"{option}={value!r} is one text; several are meant: {option}=[{value!r}]."
+        )
+    is_several = isinstance(value, Collection) and not isinstance(value, (bytes, Mapping))
+    if not is_several or not all(isinstance(own, str) for own in value):
+        raise ConfigError(f"{option}={value!r} was asked for; it is a list or tuple of texts.")
 
 
 def _within(value: Any, low: float, high: float) -> bool:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from apoptosis.errors import DataError, ModelError
 from apoptosis.masks import MaskPlan
-from apoptosis.modes import in_eval_mode
+from apoptosis.modes import in_eval_mode, outside_inference_mode
 from apoptosis.progress import track
 from apoptosis.structure import CutProgram, Plan, copy_with
 from apoptosis.task import Batch, Task
@@ -27,6 +27,7 @@ from apoptosis.task import Batch, Task
 __all__ = ["batch_norm", "check_has_batch_norms"]
 
 
+@outside_inference_mode
 def batch_norm(
     dense: nn.Module,  # noqa: ARG001 - called like every repair
     small: nn.Module,

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from apoptosis.errors import ConfigError, DataError, ModelError
 from apoptosis.masks import MaskPlan
+from apoptosis.modes import outside_inference_mode
 from apoptosis.progress import track
 from apoptosis.repair.reaching import shadow
 from apoptosis.structure import Plan, copy_with
@@ -59,6 +60,7 @@ class Distil:
                 f"temperature={self.temperature!r} was asked for; it is a number above 0, or infinite."
             )
 
+    @outside_inference_mode
     def __call__(
         self,
         dense: nn.Module,

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from apoptosis.curvature.linear_maps import as_matrix
 from apoptosis.errors import ConfigError, ModelError
 from apoptosis.masks import MaskPlan, masks_of
+from apoptosis.modes import outside_inference_mode
 from apoptosis.progress import track
 from apoptosis.repair.fits import Fit, LayerFit
 from apoptosis.repair.lockstep import OutOfStepError, Stop, march
@@ -93,6 +94,7 @@ class Refit:
         """Refuse networks without layers, as `fitted` would; `prune` asks as soon as it has a network."""
         check_are_modules(dense, small)
 
+    @outside_inference_mode
     def fitted(
         self,
         dense: nn.Module,

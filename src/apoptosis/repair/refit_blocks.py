@@ -20,6 +20,7 @@ from torch import nn
 
 from apoptosis.errors import ConfigError, ModelError
 from apoptosis.masks import MaskPlan
+from apoptosis.modes import outside_inference_mode
 from apoptosis.progress import track
 from apoptosis.repair.block_fits import Descent, fit_block_
 from apoptosis.repair.blocks import Block, find_blocks
@@ -80,6 +81,7 @@ class RefitBlocks:
         """Refuse networks without layers, as `fitted` would; `prune` asks as soon as it has a network."""
         check_are_modules(dense, small)
 
+    @outside_inference_mode
     def fitted(
         self,
         dense: nn.Module,

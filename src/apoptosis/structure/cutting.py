@@ -3,6 +3,7 @@
 from typing import Any
 
 from apoptosis.errors import PlanMismatchError
+from apoptosis.modes import outside_inference_mode
 from apoptosis.structure.plan import Plan
 from apoptosis.structure.rewriting import CutProgram
 from apoptosis.structure.surgery import AnyModel, check_fits, cut_module
@@ -11,6 +12,7 @@ from apoptosis.structure.tracing import trace
 __all__ = ["cut"]
 
 
+@outside_inference_mode
 def cut(model: AnyModel, plan: Plan, *, example_inputs: Any = None) -> AnyModel | CutProgram:
     """A new, smaller model; the given one is untouched.
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from apoptosis.errors import ModelError, PlanMismatchError
-from apoptosis.modes import in_eval_mode
+from apoptosis.modes import in_eval_mode, outside_inference_mode
 from apoptosis.structure.attributes import read_attribute, write_attribute_
 from apoptosis.structure.basis import turned_digest
 from apoptosis.structure.mirrors import refresh_sizes
@@ -34,6 +34,7 @@ __all__ = [
 AnyModel = TypeVar("AnyModel", bound=nn.Module)
 
 
+@outside_inference_mode
 def zero(model: AnyModel, plan: Plan) -> AnyModel:
     """A copy of full size in which every entry that the plan removes is zero.
 

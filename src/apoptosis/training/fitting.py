@@ -22,9 +22,9 @@ from torch.utils._pytree import tree_map_only
 
 from apoptosis.checkpoint import Journal
 from apoptosis.errors import ConfigError, DataError, ModelError, NonFiniteError
-from apoptosis.modes import in_train_mode
+from apoptosis.modes import check_not_of_inference, in_train_mode, outside_inference_mode
 from apoptosis.progress import track
-from apoptosis.task import Batch, Task
+from apoptosis.task import Batch, Task, check_derivable
 from apoptosis.training.evaluation import Evaluation, evaluate
 from apoptosis.training.layout import channels_last
 from apoptosis.training.options import FitOptions
@@ -59,6 +59,7 @@ class Fit:
     """Of the network as it was given, where epochs are chosen by validation data."""
 
 
+@outside_inference_mode
 def fit_(  # noqa: PLR0913 - three may be said, and none must be
     model: nn.Module,
     batches: Iterable[Batch],
@@ -98,6 +99,7 @@ def fit_(  # noqa: PLR0913 - three may be said, and none must be
     True
     """
     task, options = task or Task.classification(), options or FitOptions()
+    check_not_of_inference(model)
     aim = _aim(task, options, teacher)
     optimizer = _optimizer(model, options)
     num_batches = _num_batches(batches)
@@ -148,6 +150,7 @@ def _run_epoch(state: FitState, batches: Iterable[Batch], task: Task, rates: "_R
     total: Tensor | float = 0.0
     count: Tensor | int = 0
     for batch in batches:
+        check_derivable(batch)
         if options.channels_last:
             batch = _images_last(batch)  # noqa: PLW2901 - the same batch, laid out otherwise
         args, kwargs = task.inputs(batch)

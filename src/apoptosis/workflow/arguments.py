@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map_only
 
 from apoptosis.errors import ApoptosisError, ConfigError, DataError
 from apoptosis.planning import Budget, Selection
-from apoptosis.task import Batch, Task
+from apoptosis.task import Batch, Task, check_derivable
 
 __all__ = [
     "check_choices",
@@ -110,6 +110,7 @@ def first_sample(model: nn.Module, batches: Iterable[Batch], task: Task) -> Any:
         raise DataError(
             f"{found}. Give some, or `example_inputs` to trace the model with if the criterion reads none."
         )
+    check_derivable(piece)
     sample = tree_map_only(Tensor, Tensor.clone, piece)
     args, kwargs = task.inputs(sample)
     if args and kwargs:

@@ -6,7 +6,6 @@ layers read. Where too little of a network is that to meet the budget, or the ta
 in many steps is taken: it scores whatever has parameters. The repairs follow either way, if there are layers to refit.
 """
 
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -20,7 +19,7 @@ from apoptosis.repair import Repair
 from apoptosis.structure import Structure
 from apoptosis.task import Task
 
-__all__ = ["DEFAULT_CRITERION", "FALLBACK_CRITERION", "choose_criterion", "name_of", "settled"]
+__all__ = ["DEFAULT_CRITERION", "FALLBACK_CRITERION", "choose_criterion", "settled"]
 
 DEFAULT_CRITERION = "obs"
 FALLBACK_CRITERION = "oba"
@@ -76,8 +75,3 @@ def settled(
     if repair is None:
         repair = find_criterion(DEFAULT_CRITERION).repair if by_itself else how.repair
     return how, how.steps if steps is None else steps, tuple(repair)
-
-
-def name_of(repair: Repair) -> str:
-    """What a record calls it: the same in every process, so without addresses of objects."""
-    return getattr(repair, "__name__", None) or re.sub(r" at 0x[0-9a-fA-F]+", "", str(repair))

@@ -35,6 +35,7 @@ from apoptosis.comparison import (
 )
 from apoptosis.criteria import find_criterion
 from apoptosis.errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from apoptosis.modes import outside_inference_mode
 from apoptosis.planning import Budget
 from apoptosis.progress import track
 from apoptosis.structure import Structure, network_digest, trace
@@ -71,6 +72,7 @@ class Notes(Protocol):
         """Keep the facts under that name."""
 
 
+@outside_inference_mode
 def compare(
     model: nn.Module | Callable[[int], nn.Module],
     contestants: Iterable[Contestant | str],

@@ -7,6 +7,7 @@ from torch import nn
 from apoptosis.checkpoint import Journal
 from apoptosis.criteria import Criterion, Saliency, find_criterion
 from apoptosis.masks import MaskPlan
+from apoptosis.modes import outside_inference_mode
 from apoptosis.planning import Sparsity
 from apoptosis.records import Outcome
 from apoptosis.task import Task
@@ -27,6 +28,7 @@ class Sparsifying:
     batch_norm: str = "frozen"
 
 
+@outside_inference_mode
 def gradual(  # noqa: PLR0913 - each word is one a user may want to say
     model: nn.Module,
     sparsity: Sparsity,

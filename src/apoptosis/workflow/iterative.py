@@ -12,6 +12,7 @@ from torch import nn
 
 from apoptosis.checkpoint import Journal
 from apoptosis.errors import ConfigError
+from apoptosis.modes import outside_inference_mode
 from apoptosis.planning import Budget, spending
 from apoptosis.records import Outcome, Spending
 from apoptosis.structure import Plan, trace
@@ -27,6 +28,7 @@ SLACK = 1 - 1e-12
 """A share of a share is rounded; it must not come out above what was asked."""
 
 
+@outside_inference_mode
 def iterative(  # noqa: PLR0913 - each word is one a user may want to say
     model: nn.Module,
     budgets: Iterable[Budget],
@@ -70,7 +72,9 @@ def rounds_of(  # noqa: PLR0913 - as `iterative`
     """`iterative`, one outcome after the other, each as soon as it is there."""
     asked, how = list(budgets), pruning or Pruning()
     _check(asked, how)
-    example = first_sample(model, data.scoring, task or Task.classification())
+    example = how.example_inputs
+    if example is None:
+        example = first_sample(model, data.scoring, task or Task.classification())
     dense = trace(model, example)
     before: Outcome[Plan] | None = None
     for number, budget in enumerate(asked, 1):

@@ -23,9 +23,8 @@ from apoptosis.criteria import CRITERIA, Criterion
 from apoptosis.errors import CheckpointError
 from apoptosis.masks import MaskPlan
 from apoptosis.records import StepRecord
-from apoptosis.repair import REPAIRS, Repair
+from apoptosis.repair import REPAIRS, Repair, repair_name
 from apoptosis.structure import Plan, Structure, network_digest
-from apoptosis.workflow.choosing import name_of
 from apoptosis.workflow.removal_order import RemovalOrder
 from apoptosis.workflow.step_choice import Spared
 
@@ -122,13 +121,13 @@ def choices_of(
     return {
         **settings,
         "criterion": _marked(how.name, how, CRITERIA),
-        "repair": [_marked(name_of(own), own, known) for own in repairs],
+        "repair": [_marked(repair_name(own), own, known) for own in repairs],
         INSISTED: insists,
     }
 
 
 def _repairs_by_name() -> dict[str, Repair]:
-    return {name_of(own): own for own in REPAIRS.values()}
+    return {repair_name(own): own for own in REPAIRS.values()}
 
 
 def _marked(name: str, own: object, table: Mapping[str, object]) -> str:

@@ -1,11 +1,13 @@
 """`one_shot`: prune down to the budget, then fine-tune once. `Pruning` says how to prune."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from apoptosis.checkpoint import Journal
 from apoptosis.criteria import Aggregation, Criterion
+from apoptosis.modes import outside_inference_mode
 from apoptosis.planning import Budget, Selection
 from apoptosis.records import Outcome
 from apoptosis.repair import Repair
@@ -29,8 +31,10 @@ class Pruning:
     align: bool | None = None
     repair: tuple[Repair | str, ...] | None = None
     repair_between: bool = False
+    example_inputs: Any = None
 
 
+@outside_inference_mode
 def one_shot(  # noqa: PLR0913 - each word is one a user may want to say
     model: nn.Module,
     budget: Budget,
@@ -88,5 +92,6 @@ def pruned(  # noqa: PLR0913 - a step of several workflows, which have all of th
         align=how.align,
         repair=how.repair,
         repair_between=how.repair_between,
+        example_inputs=how.example_inputs,
         journal=journal,
     )

@@ -19,10 +19,11 @@ from torch import nn
 from apoptosis.checkpoint import Journal
 from apoptosis.criteria import Aggregation, Criterion, UnitScores
 from apoptosis.errors import ModelError, NonFiniteError
+from apoptosis.modes import check_not_of_inference, outside_inference_mode
 from apoptosis.planning import Budget, Limits, Selection, check_reachable, spending
 from apoptosis.progress import track
 from apoptosis.records import Outcome, ScoreSummary, StepRecord
-from apoptosis.repair import Repair, find_repairs
+from apoptosis.repair import Repair, find_repairs, repair_name
 from apoptosis.structure import CutProgram, Plan, Structure, cut, trace
 from apoptosis.task import Batch, Task
 from apoptosis.training import at_pass
@@ -32,7 +33,7 @@ from apoptosis.workflow.arguments import (
     failures_explained,
     first_sample,
 )
-from apoptosis.workflow.choosing import choose_criterion, name_of, settled
+from apoptosis.workflow.choosing import choose_criterion, settled
 from apoptosis.workflow.notes import (
     Told,
     check_as_begun,
@@ -50,6 +51,7 @@ from apoptosis.workflow.twins import scored_on_twin
 __all__ = ["default_selection", "prune"]
 
 
+@outside_inference_mode
 def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none must be said
     model: nn.Module,
     batches: Iterable[Batch],
@@ -110,6 +112,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     ['flops 50%']
     """
     check_data(batches)
+    check_not_of_inference(model)
     check_choices(budget, steps, repair, task, selection, align=align)
     asked = Told(
         criterion=criterion,
@@ -131,7 +134,6 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     how, steps, repairs = settled(criterion, told.steps, told.repair, by_itself=by_itself)
     align = how.align if told.align is None else told.align
     mends = _Mends(model, find_repairs(repairs), batches, task, told.insists)
-    mends.check_begin()
     settings: dict[str, Any] = {
         "criterion": how.name,
         "aggregation": _gathering(how, aggregation),
@@ -251,12 +253,12 @@ class _Mends:
                 is_program = isinstance(error, ModelError) and isinstance(small, CutProgram)
                 if self.were_asked_for and (last or not is_program):
                     raise
-                self.left_out[name_of(mend)] = str(error)
+                self.left_out[repair_name(mend)] = str(error)
             else:
-                self.done.append(name_of(mend))
+                self.done.append(repair_name(mend))
         return small
 
-    def check_begin(self) -> None:
+    def __post_init__(self) -> None:
         """Refuse, before work is done, what repairs that were asked for cannot mend however it is cut.
 
         Raises:
@@ -288,7 +290,7 @@ class _Mends:
             )
 
     def names(self) -> list[str]:
-        return [name_of(mend) for mend in self.repairs]
+        return [repair_name(mend) for mend in self.repairs]
 
 
 def _at_the_end(

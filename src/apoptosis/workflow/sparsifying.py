@@ -21,6 +21,7 @@ from apoptosis.checkpoint import Journal
 from apoptosis.criteria import Criterion, Saliency, find_criterion, saliencies
 from apoptosis.errors import ConfigError
 from apoptosis.masks import Layer, MaskPlan, identity_masks, mask, mask_, masks_of
+from apoptosis.modes import check_not_of_inference, outside_inference_mode
 from apoptosis.planning import Sparsity, check_not_emptied, check_shares, make_masks
 from apoptosis.progress import track
 from apoptosis.records import Outcome, ScoreSummary, Spending, StepRecord
@@ -45,6 +46,7 @@ and a ResNet50 (experiments/results/sparse_resnet20.md); with norms frozen, at 8
 DEFAULT_STAGES = 20
 
 
+@outside_inference_mode
 def sparsify(  # noqa: PLR0913 - each word is one a user may want to say, and none must be said
     model: nn.Module,
     batches: Iterable[Batch] | None,
@@ -90,6 +92,7 @@ def sparsify(  # noqa: PLR0913 - each word is one a user may want to say, and no
     """
     batches = () if batches is None else batches
     check_data(batches)
+    check_not_of_inference(model)
     check_task(task)
     _check_choices(sparsity, batch_norm)
     how = criterion if isinstance(criterion, Criterion) else find_criterion(criterion)
