@@ -1,5 +1,6 @@
 """Prices where layers see fewer positions than they read numbers: by way of positions, as by way of inputs."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -65,3 +66,31 @@ def test_scores_are_the_same_whichever_way_they_are_found(monkeypatch):
     assert len(found) > 1
     for name, own in want.items():
         torch.testing.assert_close(found[name], own, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("num", [2, 40])
+def test_channels_of_a_depthwise_convolution_cost_what_each_reader_says(has_bias, num, monkeypatch):
+    """All at once, against one by one; of few samples and of many."""
+    torch.manual_seed(0)
+    model = Wide().double()
+    if has_bias:
+        model.depthwise.bias = nn.Parameter(torch.randn(8).double())
+    x = torch.randn(num, 2, 3, 3, dtype=torch.float64)
+    structure = trace(model, x[:1])
+    found, seen = obs_units(model, structure, [x]).values, []
+    unique = np.unique
+
+    def never(owners):
+        seen.append(len(owners))
+        return [*unique(owners), -1] if len(seen) % 2 else unique(owners)
+
+    class Numpy:
+        flatnonzero = staticmethod(np.flatnonzero)
+        unique = staticmethod(never)
+
+    monkeypatch.setattr("apoptosis.criteria.obs.np", Numpy)
+    want = obs_units(model, structure, [x]).values
+    assert seen
+    for name, own in want.items():
+        torch.testing.assert_close(found[name], own, rtol=1e-8, atol=1e-14)

@@ -21,7 +21,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
-__all__ = ["Path", "Reader", "eliminate", "eliminate_alike", "shape_of"]
+__all__ = ["Alone", "Path", "Reader", "eliminate", "eliminate_alike", "eliminated_cost", "shape_of"]
 
 ROUNDS, CANDIDATES = 64, 4
 """In how many rounds all units go, and among how many times those that go they are chosen."""
@@ -55,6 +55,19 @@ class Reader:
 
 
 @dataclass(frozen=True, eq=False)
+class Alone:
+    """A layer that reads units one by one, as a depthwise convolution does: `costs`, (u,), of its `units`, (u,)."""
+
+    units: Tensor
+    costs: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """Of what is held."""
+        return 16 * len(self.units)
+
+
+@dataclass(frozen=True, eq=False)
 class Path:
     """The order in which units go, and what each costs when its turn comes; both (units,), first who goes first.
 
@@ -73,18 +86,18 @@ class Path:
         return found
 
 
-def eliminate(readers: Sequence[Reader], num_units: int) -> Path:
+def eliminate(readers: Sequence[Reader | Alone], num_units: int) -> Path:
     """Let all units go, the cheapest first."""
     return eliminate_alike([readers], num_units)[0]
 
 
-def shape_of(readers: Sequence[Reader], num_units: int) -> tuple[object, ...]:
+def shape_of(readers: Sequence[Reader | Alone], num_units: int) -> tuple[object, ...]:
     """What groups have in common that can go together."""
     own = ((*reader.columns.shape, len(reader.weights)) for reader in _crowded(readers))
     return (num_units, readers[0].units.device, *own)
 
 
-def eliminate_alike(groups: Sequence[Sequence[Reader]], num_units: int) -> list[Path]:
+def eliminate_alike(groups: Sequence[Sequence[Reader | Alone]], num_units: int) -> list[Path]:
     """The path of each group by itself; all have the same `shape_of`.
 
     Of more than `ROUNDS` units several go in a round, one after the other among the few that are cheapest when it
@@ -117,23 +130,26 @@ def eliminate_alike(groups: Sequence[Sequence[Reader]], num_units: int) -> list[
     return [Path(*own) for own in zip(orders, costs, strict=True)]
 
 
-def _crowded(readers: Sequence[Reader]) -> list[Reader]:
+def eliminated_cost(inverse: Tensor, moments: Tensor) -> Tensor:
+    """½ Σ (P_uu)⁻¹ ⊙ (Tᵀ T)_uu, not below zero by rounding; of both the blocks of units, (…, u, k, k)."""
+    if inverse.shape[-1] == 1:
+        costs = (moments / inverse)[..., 0, 0]
+    else:
+        costs = (torch.linalg.inv_ex(inverse).inverse * moments).sum((-2, -1))
+    return costs.mul_(0.5).clamp_min_(0)
+
+
+def _crowded(readers: Sequence[Reader | Alone]) -> list[Reader]:
     """Those in which units can take over from each other."""
-    return [own for own in readers if len(own.units) > 1]
+    return [own for own in readers if isinstance(own, Reader)]
 
 
-def _alone(readers: Sequence[Reader], num_units: int) -> Tensor:
-    """What units cost, (units,), in layers that read no other."""
+def _alone(readers: Sequence[Reader | Alone], num_units: int) -> Tensor:
+    """What units cost, (units,), in layers that read them one by one."""
     found = torch.zeros(num_units, dtype=torch.float64, device=readers[0].units.device)
-    by_shape: dict[tuple[int, int], list[Reader]] = {}
     for own in readers:
-        if len(own.units) == 1:
-            by_shape.setdefault((own.columns.shape[1], len(own.weights)), []).append(own)
-    for some in by_shape.values():
-        blocks = torch.stack([own.inverse[own.columns[0]][:, own.columns[0]] for own in some])
-        weights = torch.stack([own.weights[:, own.columns[0]] for own in some])
-        costs = _costs(blocks[None], (weights.mT @ weights)[None])[0]
-        found.index_add_(0, torch.cat([own.units for own in some]), costs)
+        if isinstance(own, Alone):
+            found.index_add_(0, own.units, own.costs)
     return found
 
 
@@ -209,7 +225,9 @@ class _Layers:
     def add_costs_to_(self, total: Tensor) -> None:
         """½ ‖T_u P_uu^-½‖² of every unit that it reads: ½ Σ (P_uu)⁻¹ ⊙ T_uᵀ T_u, of (k, k) each."""
         own = self.weights.unflatten(1, (-1, self.k))
-        costs = _costs(self.blocks, own @ own.mT) if self.k > 1 else own.square().sum((2, 3))
+        costs = (
+            eliminated_cost(self.blocks, own @ own.mT) if self.k > 1 else own.square().sum((2, 3))
+        )
         if self.k == 1:
             costs = 0.5 * costs / self.blocks[..., 0, 0]
         total.scatter_add_(1, self.units, costs)
@@ -312,7 +330,9 @@ class _Few:
 
     def costs(self) -> Tensor:
         """Of every unit, (b, f)."""
-        return _costs(_on_diagonal(self.inverse, self.k), _on_diagonal(self.moment, self.k))
+        return eliminated_cost(
+            _on_diagonal(self.inverse, self.k), _on_diagonal(self.moment, self.k)
+        )
 
     def without_(self, unit: Tensor) -> None:
         """Refit without one, (b, 1): of P and of Tᵀ T = M comes M − hᵀ w − wᵀ h with w = P_uu⁻¹ P_u: ."""
@@ -323,15 +343,6 @@ class _Few:
         half = moments.baddbmm(_columns(moments, columns), spread, alpha=-0.5)
         self.inverse.baddbmm_(rows.mT, spread, alpha=-1)
         self.moment.baddbmm_(half.mT, spread, alpha=-1).baddbmm_(spread.mT, half, alpha=-1)
-
-
-def _costs(blocks: Tensor, moments: Tensor) -> Tensor:
-    """½ Σ (P_uu)⁻¹ ⊙ (Tᵀ T)_uu, not below zero by rounding; both (b, u, k, k)."""
-    if blocks.shape[-1] == 1:
-        costs = (moments / blocks)[..., 0, 0]
-    else:
-        costs = (torch.linalg.inv_ex(blocks).inverse * moments).sum((2, 3))
-    return costs.mul_(0.5).clamp_min_(0)
 
 
 def _root(matrices: Tensor) -> Tensor:

@@ -34,7 +34,14 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from apoptosis.criteria.aggregation import UnitScores
-from apoptosis.criteria.elimination import Path, Reader, eliminate_alike, shape_of
+from apoptosis.criteria.elimination import (
+    Alone,
+    Path,
+    Reader,
+    eliminate_alike,
+    eliminated_cost,
+    shape_of,
+)
 from apoptosis.criteria.gates import find_gates
 from apoptosis.criteria.held_out import optimism
 from apoptosis.criteria.taylor import gate_sites
@@ -183,10 +190,10 @@ def _paths(
 ) -> dict[str, Path]:
     """Of every group that layers read. Groups of one shape go together, as many as `TOGETHER` has room for."""
     found: dict[str, Path] = {}
-    waiting: dict[Any, dict[str, list[Reader]]] = {}
+    waiting: dict[Any, dict[str, list[Reader | Alone]]] = {}
     held = 0
 
-    def go(alike: dict[str, list[Reader]]) -> int:
+    def go(alike: dict[str, list[Reader | Alone]]) -> int:
         paths = eliminate_alike(list(alike.values()), structure[next(iter(alike))].size)
         found.update(zip(alike, paths, strict=True))
         return sum(_num_bytes(own) for own in alike.values())
@@ -206,7 +213,7 @@ def _paths(
     return found
 
 
-def _num_bytes(readers: Sequence[Reader]) -> int:
+def _num_bytes(readers: Sequence[Reader | Alone]) -> int:
     return sum(own.num_bytes for own in readers)
 
 
@@ -279,12 +286,14 @@ class _Prepared:
         self._parts: dict[str, dict[int, _Part]] = {path: {} for path in uses}
         self._device = next(model.parameters()).device
 
-    def readers(self, site: Site) -> list[Reader]:
+    def readers(self, site: Site) -> list[Reader] | list[Alone]:
         """One for each group of channels of the layer, with those units that it reads; prices as Γ has them."""
         module: Any = self._model.get_submodule(site.module)
         kernel = prod(module.kernel_size) if isinstance(module, _ConvNd) else 1
         num_channels = _channels(module)
         owners = site.indices[:, 0] // num_channels
+        if len(np.unique(owners)) == len(owners) > 1:
+            return [self._alone(site, torch.from_numpy(owners))]
         found: list[Reader] = []
         said = 0.0
         for number in np.unique(owners).tolist():
@@ -298,9 +307,34 @@ class _Prepared:
         self._uses[site.module] -= 1
         if not self._uses[site.module]:
             del self._parts[site.module]
-        exact = 2 * float(self.gates(site).sum())
-        scale = (exact / said) ** 0.5 if said > 0 and exact > 0 else 1.0
+        scale = self._scale(site, said) ** 0.5
         return [replace(reader, weights=reader.weights * scale) for reader in found]
+
+    def _scale(self, site: Site, said: float) -> float:
+        """What makes prices without a refit, as the Kronecker form has them, those of Γ."""
+        exact = 2 * float(self.gates(site).sum())
+        return exact / said if said > 0 and exact > 0 else 1.0
+
+    def _alone(self, site: Site, owners: Tensor) -> Alone:
+        """Each unit by itself in a group of channels: all groups at once."""
+        module: Any = self._model.get_submodule(site.module)
+        moments, kernel = self._moments[site.module], prod(module.kernel_size)
+        inputs = sum(own[owners].to(self._device) for own in moments.halves)
+        assert isinstance(inputs, Tensor), "a sum of tensors"
+        outputs = moments.outputs[owners].to(self._device)
+        weight = as_matrix(module, module.weight.detach()).to(outputs)[owners]
+        columns = torch.from_numpy(site.indices % _channels(module))
+        columns = (columns[:, :, None] * kernel + torch.arange(kernel)).flatten(1)
+        own = torch.arange(len(owners))[:, None, None], columns[:, :, None], columns[:, None, :]
+        paid = (weight.mT @ outputs @ weight)[own]
+        num = inputs.shape[1] - (module.bias is not None)
+        free = inputs.diagonal(dim1=1, dim2=2)[:, :num]
+        penalty = (self._ridge * free.mean(1)).clamp_min(torch.finfo(torch.float64).tiny)
+        said = float((inputs[own] * paid).sum())
+        free += penalty[:, None]
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(inputs))[own]
+        costs = eliminated_cost(inverse, paid) * self._scale(site, said)
+        return Alone(torch.arange(len(owners), device=self._device), costs)
 
     def _part(self, path: str, number: int) -> _Part:
         parts = self._parts[path]
