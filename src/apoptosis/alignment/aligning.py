@@ -146,7 +146,16 @@ def _right_ways(
 ) -> dict[str, Way]:
     """By name of each group that can be turned, how; `left_alone` is told of the others."""
     right: dict[str, Way] = {}
+    first = {
+        name: own[0]
+        for name, own in ways.items()
+        if own and all(slot in moments for way in own for slot in _watched(way))
+    }
+    together = trial.right_together(first) if len(first) > 1 else frozenset[str]()
     for name, own in track(ways.items(), "trying turns of heads"):
+        if name in together:
+            right[name] = own[0]
+            continue
         try:
             if not all(slot in moments for way in own for slot in _watched(way)):
                 raise NoBondError("its layers do not run on these data")

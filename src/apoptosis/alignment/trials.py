@@ -9,16 +9,17 @@ logit that is masked by a huge number hide a wrong turn, and rounding in float32
   nothing to see: a softmax over one position is 1 whatever the scores are.
 - Entries are compared one by one, and infinite ones must stay so. What one side changes is the median over those that
   it changes at all: a huge one says nothing of the others.
+- Groups are turned together first: most networks pass, and a run for each of them is a run of the whole network.
 - What a run draws or counts is put back after it, so that dropout which is never off does no harm.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from apoptosis.alignment.bonds import NoBondError, Slot, Way
+from apoptosis.alignment.bonds import Bond, NoBondError, Slot, Way
 from apoptosis.alignment.quiet import quietly
 from apoptosis.alignment.turning import turn_, turn_slot_
 from apoptosis.structure import Example, as_double, model_tensors, randomised, redrawn
@@ -82,19 +83,43 @@ class Trial:
                 raise NoBondError(MEANT)
         raise NoBondError(HIDDEN)
 
+    def right_together(self, ways: Mapping[str, Way]) -> frozenset[str]:
+        """Names of those ways whose turns, made all at once, leave the outputs as they are; none where they do not.
+
+        What is random does not cancel: where all together pass, each does. Others are to be tried one by one.
+        """
+        try:
+            alone = {
+                name: [self._moved_alone(bond.left, 0) for bond in way]
+                for name, way in ways.items()
+            }
+            seen = [name for name, own in alone.items() if own and all(own)]
+            if not seen:
+                return frozenset()
+            bonds = [bond for name in seen for bond in ways[name]]
+            room = SAME * min(min(alone[name]) for name in seen)
+            right = all(self._leaves_all(bonds, size, 0, room) for size in SIZES)
+        except NoBondError:
+            return frozenset()
+        return frozenset(seen if right else ())
+
     def _verdict(self, way: Way, number: int) -> str:
         """Why a way is not to be taken; nothing where it is right."""
         alone = [self._moved_alone(bond.left, number) for bond in way]
         if not any(alone):
             return HIDDEN
         room = SAME * min(own for own in alone if own)
-        for size in SIZES:
-            with self._put_back(slot for bond in way for slot in (bond.left, *bond.right)):
-                for bond in way:
-                    turn_(self._held, bond, size * self._random_turn(bond.left))
-                if not _same(self._outputs(number), self._before(number), room):
-                    return MEANT
+        if not all(self._leaves_all(way, size, number, room) for size in SIZES):
+            return MEANT
         return "" if all(alone) else HIDDEN
+
+    def _leaves_all(self, bonds: Iterable[Bond], size: float, number: int, room: float) -> bool:
+        """Whether outputs are the same once bonds were turned."""
+        bonds = list(bonds)
+        with self._put_back(slot for bond in bonds for slot in (bond.left, *bond.right)):
+            for bond in bonds:
+                turn_(self._held, bond, size * self._random_turn(bond.left))
+            return _same(self._outputs(number), self._before(number), room)
 
     def _before(self, number: int) -> Tensor:
         """What the twin computes."""
