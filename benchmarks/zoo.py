@@ -300,6 +300,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--peer", action="store_true", help="Torch-Pruning as well")
     parser.add_argument("--jobs", type=int, default=2, help="networks at a time")
     parser.add_argument("--fresh", action="store_true", help="measure anew what this run is about")
+    parser.add_argument(
+        "--measured",
+        action="store_true",
+        help="of the second: report what is there, measure nothing",
+    )
     parser.add_argument("--runs", type=Path, help="runs/zoo, or runs/zoo_second")
     parser.add_argument(
         "--results",
@@ -355,17 +360,18 @@ def second(args: argparse.Namespace) -> int:
     entries = [e for e in import_module(LISTS["second"]).ENTRIES if fnmatchcase(e.id, args.only)]
     runs = args.runs or HERE.parent / "runs" / "zoo_second"
     runs.mkdir(parents=True, exist_ok=True)
-    parts: dict[str, list[Record]] = {entry.id: [] for entry in entries}
-    for stage in checks.STAGES:
-        for entry in entries:  # one at a time, so that times are those of one core
+    records: list[Record] = []
+    for entry in entries:  # one at a time, so that times are those of one core
+        parts: list[Record] = []
+        for stage in checks.STAGES:
             out = runs / f"{_plain(entry.id)}.{stage}.json"
-            if args.fresh or not out.exists():
+            if not args.measured and (args.fresh or not out.exists()):
                 out.unlink(missing_ok=True)
                 found = _from_fork(entry, stage, out)
                 out.write_text(json.dumps(found | {"commit": _commit()}, indent=1))
-            parts[entry.id].append(json.loads(out.read_text()))
-            print(f"{entry.id}: {report.line(checks.joined(entry, parts[entry.id]))}", flush=True)
-    records = [checks.joined(entry, parts[entry.id]) for entry in entries]
+            parts += [json.loads(out.read_text())] if out.exists() else []
+        records.append(checks.joined(entry, parts))
+        print(f"{entry.id}: {report.line(records[-1])}", flush=True)
     folder = args.results or (RESULTS if args.only == "*" else None)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)

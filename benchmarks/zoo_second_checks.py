@@ -124,6 +124,7 @@ def joined(network: Network, parts: list[Record]) -> Record:
         record |= part | inner
     words = {text.partition(":")[0] for text in record["checks"].values()}
     worst = next((word for word in ("WRONG", "raw", "hang", "refused") if word in words), "pass")
+    worst = worst if parts else "not measured"
     return record | {"status": "skipped" if "skipped" in record else worst}
 
 

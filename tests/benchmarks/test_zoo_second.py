@@ -226,3 +226,11 @@ def test_a_run_is_written_and_goes_on_from_what_is_there(
     assert "silently wrong: 1" in capsys.readouterr().out
     table = (tmp_path / "out" / "zoo_second.md").read_text()
     assert "- own DLRM: size 1: WRONG: differs by 1.0e+00" in table
+
+    assert zoo.main([*options, "--measured"]) == 1
+    kept.unlink()
+    capsys.readouterr()
+    assert zoo.main([*options, "--measured"]) == 0
+    found = capsys.readouterr().out
+    assert "equal in every check of both plans: 0 of 0" in found
+    assert "usable after magnitude: 1 of 1" in found
