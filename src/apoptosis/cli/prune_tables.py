@@ -33,7 +33,7 @@ from apoptosis.planning import Budget, Selection, check_reachable
 from apoptosis.records import Outcome
 from apoptosis.structure import Group, Plan, Structure
 from apoptosis.task import Task
-from apoptosis.workflow import DEFAULT_CRITERION, FALLBACK_CRITERION, choose_criterion, settled
+from apoptosis.workflow import DEFAULT_CRITERION, choose_criterion, settled
 
 __all__ = ["DryRun", "PruneResult", "show_dry_run", "show_result"]
 
@@ -267,7 +267,7 @@ def _by_itself(options: PruneOptions) -> bool:
 
 
 def _fell_back(options: PruneOptions, criterion: str) -> bool:
-    return _by_itself(options) and criterion == FALLBACK_CRITERION
+    return _by_itself(options) and criterion != DEFAULT_CRITERION
 
 
 def _mended(repair: tuple[str, ...]) -> str:
@@ -276,7 +276,11 @@ def _mended(repair: tuple[str, ...]) -> str:
 
 def _head_lines(settings: Mapping[str, Any]) -> Iterator[str]:
     """What was aligned or spared, and what was not, groups of one reason together: every layer has the same."""
-    if spared := settings.get("spared"):
+    spared = settings.get("spared", {})
+    if names := spared.get("groups"):
+        others = f" and {counted(len(names) - 1, 'other')}" if names[1:] else ""
+        yield f"{names[0]}{others} cannot be cut and stay whole: {spared['groups_because']}"
+    if spared.get("kinds"):
         kinds = ", ".join(spared["kinds"])
         yield (
             f"Groups of the kinds {kinds} stay whole: the network would become a program, which nothing mends, because "

@@ -10,7 +10,7 @@ It runs no model.
 from apoptosis.planning.budget import Budget, spending
 from apoptosis.planning.limits import Limits, check_reachable, limits_of, within_reach
 from apoptosis.planning.masking import check_not_emptied, check_shares, make_masks
-from apoptosis.planning.planner import make_plan, plan_within
+from apoptosis.planning.planner import kept_within, make_plan, plan_within
 from apoptosis.planning.selection import Selection
 from apoptosis.planning.sparsity import Sparsity
 from apoptosis.planning.thresholds import Threshold, threshold
@@ -24,6 +24,7 @@ __all__ = [
     "check_not_emptied",
     "check_reachable",
     "check_shares",
+    "kept_within",
     "limits_of",
     "make_masks",
     "make_plan",

@@ -159,11 +159,14 @@ def _hindrances(
         everything, values={n: v for n, v in everything.values.items() if n not in missing}
     )
     inexact = [group.name for group in structure.groups if not group.exact]
+    every_kind = tuple(kind for kind in KINDS if any(g.kind == kind for g in structure.groups))
     kinds = (
         f"inexact groups, cut only if `kinds` names them ({_some(inexact)})"
         if selection.kinds is None
         else f"kinds={selection.kinds}"
     )
+    by_kinds = f"`selection=Selection(kinds={every_kind})` opens them"
+    by_criterion = 'a criterion of activations, such as `criterion="taylor-gate"`, scores them'
     relaxed = [
         (f"floor={selection.floor}", replace(selection, floor=1), units),
         (f"cap={selection.cap:g}", replace(selection, cap=1.0), units),
@@ -171,7 +174,7 @@ def _hindrances(
         (f"shares of {', '.join(selection.shares)}", replace(selection, shares={}), units),
         (f"names={selection.names}", replace(selection, names=("*",)), scored),
         (f"groups without scores ({_some(missing)})", selection, everything),
-        (kinds, replace(selection, kinds=tuple(KINDS)), scored),
+        (kinds, replace(selection, kinds=every_kind or tuple(KINDS)), scored),
     ]
     for what, other, others_units in relaxed:
         if other == selection and (others_units is not everything or not missing):
@@ -180,7 +183,9 @@ def _hindrances(
         cost = _lowest(structure, others_units, other, loosened)[measure]
         if cost < now and (measure != "units" or "kinds" not in what):
             share = cost / max(limits.whole[measure], 1)
-            yield f"In the way: {what}; without, {measure}={share:.4g} can be reached."
+            way = {kinds: by_kinds, relaxed[5][0]: by_criterion}.get(what)
+            told = "" if way is None else f" ({way})"
+            yield f"In the way: {what}; without, {measure}={share:.4g} can be reached{told}."
 
 
 def _unscored(structure: Structure) -> UnitScores:

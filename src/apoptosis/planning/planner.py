@@ -15,7 +15,7 @@ from apoptosis.planning.limits import Limits, limits_of, refuse, starting_point
 from apoptosis.planning.selection import Selection
 from apoptosis.structure import Plan, Structure
 
-__all__ = ["make_plan", "plan_within"]
+__all__ = ["kept_within", "make_plan", "plan_within"]
 
 
 def make_plan(
@@ -55,6 +55,14 @@ def plan_within(
     structure: Structure, units: UnitScores, selection: Selection, limits: Limits
 ) -> Plan:
     """As `make_plan`, within limits in numbers."""
+    kept = kept_within(structure, units, selection, limits)
+    return structure.plan(kept) if kept else structure.identity()
+
+
+def kept_within(
+    structure: Structure, units: UnitScores, selection: Selection, limits: Limits
+) -> dict[str, NDArray[np.int64]]:
+    """The units that stay of every group that shrinks, in the order of their numbers."""
     _check_scores(structure, units)
     moves, levels = starting_point(structure, units, selection, limits)
     if moves.excess(moves.last) > 0:
@@ -67,7 +75,7 @@ def plan_within(
         for name, gone in zip(bundle.names, bundle.gone[level], strict=True):
             if gone:
                 kept[name] = np.sort(order_of(units, name)[gone:])
-    return structure.plan(kept) if kept else structure.identity()
+    return kept
 
 
 def _check_scores(structure: Structure, units: UnitScores) -> None:

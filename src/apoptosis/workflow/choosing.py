@@ -3,7 +3,8 @@
 `obs` in one step, then a refit of layers and one of blocks: it reads no labels, prices units as they cost once the rest
 has been refitted, and kept most of nearly all networks that were measured without training. It prices what linear
 layers read. Where too little of a network is that to meet the budget, or the task does not show its predictions, `oba`
-in many steps is taken: it scores whatever has parameters. The repairs follow either way, if there are layers to refit.
+in many steps is taken: it scores whatever has parameters that require grad. Where too little of a network does,
+`taylor-gate` scores activations. The repairs follow either way, if there are layers to refit.
 """
 
 from collections.abc import Iterable
@@ -12,17 +13,32 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from apoptosis.criteria import Aggregation, Criterion, UnitScores, find_criterion, priced_groups
+from apoptosis.criteria import (
+    Aggregation,
+    Criterion,
+    UnitScores,
+    find_criterion,
+    magnitude,
+    priced_groups,
+    unit_scores,
+)
 from apoptosis.errors import BudgetError
 from apoptosis.planning import Budget, Selection, check_reachable
 from apoptosis.repair import Repair
 from apoptosis.structure import Structure
 from apoptosis.task import Task
 
-__all__ = ["DEFAULT_CRITERION", "FALLBACK_CRITERION", "choose_criterion", "settled"]
+__all__ = [
+    "DEFAULT_CRITERION",
+    "FALLBACK_CRITERION",
+    "FROZEN_CRITERION",
+    "choose_criterion",
+    "settled",
+]
 
 DEFAULT_CRITERION = "obs"
 FALLBACK_CRITERION = "oba"
+FROZEN_CRITERION = "taylor-gate"
 MOST_GONE = 0.9
 """Of groups that can be priced: a budget that would take more of them is to be spread over others too."""
 
@@ -37,8 +53,10 @@ def choose_criterion(  # noqa: PLR0913 - all that `prune` knows by then
     aggregation: Aggregation | str | None = None,
 ) -> str:
     """The name of the criterion to use where none was asked for; with an aggregation, one that scores parameters."""
-    if task.rows is None or aggregation is not None:
+    if aggregation is not None:
         return FALLBACK_CRITERION
+    if task.rows is None:
+        return _without_rows(model, structure, budget, selection)
     names = priced_groups(model, structure)
     priced = UnitScores({name: torch.zeros(structure[name].size) for name in names}, "none")
     with_care = replace(selection, cap=min(selection.cap, MOST_GONE))
@@ -46,7 +64,21 @@ def choose_criterion(  # noqa: PLR0913 - all that `prune` knows by then
         can_price = _is_reachable(structure, budget, with_care, priced)
     else:  # everything has to go to its limits, whoever chooses
         can_price = _is_reachable(structure, budget, selection, priced)
-    return DEFAULT_CRITERION if can_price else FALLBACK_CRITERION
+    return DEFAULT_CRITERION if can_price else _without_rows(model, structure, budget, selection)
+
+
+def _without_rows(
+    model: nn.Module, structure: Structure, budget: Budget, selection: Selection
+) -> str:
+    """A criterion of parameters, or of activations where too few parameters require grad to meet the budget."""
+    if all(p.requires_grad for p in model.parameters()):
+        return FALLBACK_CRITERION
+    if any(p.requires_grad for p in model.parameters()):
+        gathered = find_criterion(FALLBACK_CRITERION).aggregation
+        scored = unit_scores(magnitude(model), structure, gathered)
+        if _is_reachable(structure, budget, selection, scored):
+            return FALLBACK_CRITERION
+    return FROZEN_CRITERION
 
 
 def _is_reachable(

@@ -44,7 +44,7 @@ from apoptosis.workflow.notes import (
     with_network,
 )
 from apoptosis.workflow.removal_order import RemovalOrder
-from apoptosis.workflow.step_choice import Spared, next_part, spared_for_repair
+from apoptosis.workflow.step_choice import Spared, groups_to_spare, next_deliverable
 from apoptosis.workflow.turned import aligned_once
 from apoptosis.workflow.twins import scored_on_twin
 
@@ -96,7 +96,8 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     Returns:
         The small network, the plan that leads to it from `outcome.dense`, and a record of every step.
         `settings["repair_left_out"]` says why a repair that nobody asked for was not possible,
-        `settings["spared"]` which kinds of groups stay whole for the sake of one, and why.
+        `settings["spared"]` which kinds of groups stay whole for the sake of one, which groups because neither the
+        model's own code nor a program can run with them cut, and why.
 
     Raises:
         BudgetError: the budget cannot be met.
@@ -179,8 +180,10 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         if step == 1:
             check_reachable(dense, budget, selection, units)
             spared = mends.spared(dense, units, budget, selection)
+        chosen, spared = next_deliverable(
+            dense, structure, units, budget, selection, step / steps, spared
+        )
         here = spared.leave(dense, selection) if spared else selection
-        chosen = next_part(dense, structure, units, budget, here, step / steps)
         if (part := chosen.part).kept:
             order.note(plan, part, units)
             structure, plan = structure.after(part), plan.then(part)
@@ -271,10 +274,9 @@ class _Mends:
     def spared(
         self, dense: Structure, units: UnitScores, budget: Budget, selection: Selection
     ) -> Spared | None:
-        """What stays whole for the sake of repairs that scores count on; of those asked for one was told the price."""
-        if self.were_asked_for or not self.repairs:
-            return None
-        return spared_for_repair(dense, units, budget, selection)
+        """What stays whole to be delivered at all, and for repairs that scores count on, unless they were asked for."""
+        mend = bool(self.repairs) and not self.were_asked_for
+        return groups_to_spare(dense, units, budget, selection, for_repair=mend)
 
     def check_leave_alone(self, how: Criterion) -> None:
         """Refuse repairs between steps where scores cannot be taken of what they make.

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from apoptosis.criteria import UnitScores
+from apoptosis.errors import PlanMismatchError
 from apoptosis.planning import Limits, Selection, plan_within
 from apoptosis.structure import Plan, Structure
 
@@ -64,7 +65,10 @@ class RemovalOrder:
         never = float(self._parts + 1)
         values = {name: own.nan_to_num(posinf=never) for name, own in self._when.items()}
         ranked = UnitScores(values, "order of removal")
-        found = plan_within(self._dense, ranked, replace(selection, per="unit"), limits)
+        try:
+            found = plan_within(self._dense, ranked, replace(selection, per="unit"), limits)
+        except PlanMismatchError:  # widths between those that were tried, which the code cannot run
+            return None
         return found if _more(found, plan) else None
 
 
