@@ -7,13 +7,15 @@ them.
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from apoptosis.checkpoint.dense import check_dense, without_masks
+from apoptosis.checkpoint.inputs import zeros_like_description
 from apoptosis.checkpoint.kinds import Part
 from apoptosis.checkpoint.record import SavedRun
 from apoptosis.errors import ApoptosisError, CheckpointError
-from apoptosis.structure import copy_with, model_tensors
+from apoptosis.structure import Example, Plan, copy_with, deliver_, model_tensors
 
 __all__ = ["rebuild"]
 
@@ -35,6 +37,8 @@ def rebuild(
         small = part.carry_out(without_masks(dense), run, example_inputs)
         made = copy_with(small, _replacements(small, run, weights)).eval()
         part.finish_(made)
+        if isinstance(part.plan, Plan):
+            deliver_(made, dense, _example(made, run, example_inputs))
     except CheckpointError:
         raise
     except ApoptosisError as error:
@@ -43,6 +47,19 @@ def rebuild(
         ) from error
     _set_extra_state(made, run)
     return made
+
+
+def _example(made: nn.Module, run: SavedRun, example_inputs: Any) -> Example | None:
+    """What to call the network with, as far as that is known."""
+    if example_inputs is not None:
+        return Example.of(example_inputs)
+    if run.example == {"value": None}:
+        return None
+    device = next((p.device for p in made.parameters()), torch.device("cpu"))
+    try:
+        return Example.of(zeros_like_description(run.example, device))
+    except CheckpointError:  # something that only its user can make
+        return None
 
 
 def _replacements(

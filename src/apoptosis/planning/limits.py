@@ -158,13 +158,14 @@ def _hindrances(
     scored = replace(
         everything, values={n: v for n, v in everything.values.items() if n not in missing}
     )
-    inexact = [group.name for group in structure.groups if not group.exact]
+    inexact = [g.name for g in structure.groups if not g.exact]
+    ranks = [g.name for g in structure.groups if g.exact and g.kind == "rank"]
+    spared = {"inexact groups": inexact, "ranks of adapters": ranks}
+    whole = [
+        f"{what}, cut only if `kinds` names them ({_some(n)})" for what, n in spared.items() if n
+    ]
+    kinds = " and ".join(whole) if selection.kinds is None else f"kinds={selection.kinds}"
     every_kind = tuple(kind for kind in KINDS if any(g.kind == kind for g in structure.groups))
-    kinds = (
-        f"inexact groups, cut only if `kinds` names them ({_some(inexact)})"
-        if selection.kinds is None
-        else f"kinds={selection.kinds}"
-    )
     by_kinds = f"`selection=Selection(kinds={every_kind})` opens them"
     by_criterion = 'a criterion of activations, such as `criterion="taylor-gate"`, scores them'
     relaxed = [

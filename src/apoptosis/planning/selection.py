@@ -29,7 +29,7 @@ class Selection:
             of what the budget counts, MACs for `flops`, at the sizes that the others have by then).
         interactions: `joint` takes units one after the other, each at what it costs after those that went before it,
             where scores say what units cost each other; `ignore` ranks every unit as if it went alone.
-        kinds: only groups of these kinds; all unless given.
+        kinds: only groups of these kinds; unless given all but inexact ones and ranks of adapters.
         names: only groups whose names fit; `!pattern` protects. As `Structure.choose`.
         shares: share kept of each group that fits a pattern, rounded to whole units; the budget is then met by the
             others.

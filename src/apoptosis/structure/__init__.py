@@ -6,8 +6,9 @@ solves them (`axes`, `analysis`). What is left free are groups of units (`groups
 A `Structure` (`structure`) answers for costs (`costs`) and resolves kept units into a `Plan` (`plan`), delivered as the
 user's own module where its code can run the new sizes (`delivery`, `attributes`, `sizing`, `comparison`, `scaling`,
 `multihead`, `mirrors`), else as a rewritten program (`rewriting`) that was tried beside the model (`replay`). `surgery`
-and `cutting` carry plans out, `verification` checks them; `basis` tells coordinates that a plan counts on. `outlets`
-tells what becomes of a layer's outputs.
+and `cutting` carry plans out, `configurations` and `generation` see to what else a network says of itself, and
+`verification` checks plans; `basis` tells coordinates that a plan counts on. `outlets` tells what becomes of a layer's
+outputs.
 
 Start with `tracing.trace`. This room knows nothing of curvature, scores or budgets.
 """
@@ -20,7 +21,8 @@ from apoptosis.structure.basis import (
     network_digest,
     sha256_of,
 )
-from apoptosis.structure.cutting import cut
+from apoptosis.structure.configurations import Refusal
+from apoptosis.structure.cutting import carry_out, cut, deliver_, why_not_run
 from apoptosis.structure.groups import Group, PinnedAxis, Site, Slice, Tie
 from apoptosis.structure.kinds import KINDS
 from apoptosis.structure.outlets import Norm, Outlet, Spot, find_outlets
@@ -46,6 +48,7 @@ __all__ = [
     "PinnedAxis",
     "Plan",
     "Polynomial",
+    "Refusal",
     "Site",
     "Slice",
     "Spot",
@@ -54,10 +57,12 @@ __all__ = [
     "Verification",
     "as_double",
     "basis_of",
+    "carry_out",
     "check_basis",
     "copy_with",
     "cut",
     "cut_optimizer",
+    "deliver_",
     "digest_of",
     "find_outlets",
     "fingerprint_of",
@@ -70,5 +75,6 @@ __all__ = [
     "sha256_of",
     "trace",
     "verify",
+    "why_not_run",
     "zero",
 ]

@@ -3,17 +3,21 @@
 Attention is recognised by what it does, fused or written out: a product of two activations that ends in a softmax sums
 over a `qk_dim`; what both factors share is a `head`; what the probabilities then multiply has a `v_dim`. Where keys and
 values have fewer heads, repeated for several queries, a head is a `kv_head` with its queries, and the repeated axis the
-`query_head` within each.
+`query_head` within each. What is a rank says `adapters`.
 """
 
+from apoptosis.structure.adapters import rank_axes
 from apoptosis.structure.analysis import Analysis
 from apoptosis.structure.axes import Axis, Expr, resolve
 from apoptosis.structure.facts import ActivationProduct
 from apoptosis.structure.program import Call, Value, values_in
 
-__all__ = ["KINDS", "kinds_of"]
+__all__ = ["KINDS", "RANK", "kinds_of"]
+
+RANK = "rank"
 
 KINDS = {
+    RANK: "a dimension of a low-rank adapter (LoRA) beside a layer; small by choice, so cut only on request",
     "kv_head": "a key-value head with all its queries (GQA)",
     "query_head": "one query head in every key-value group (GQA)",
     "head": "an attention head",
@@ -38,6 +42,8 @@ def kinds_of(analysis: Analysis) -> dict[Axis, str]:
             for own in zip(*(analysis.axes[v] for v in values_in(call.arguments)), strict=True):
                 for axis in set(own[0].axes()) & set(own[1].axes()):
                     kinds.note(Expr.of(axis), "stream")
+    for axis in rank_axes(analysis):
+        kinds.note(Expr.of(axis), RANK)
     return {axis: _outweighing(found) for axis, found in kinds.found.items()}
 
 

@@ -20,11 +20,12 @@ from apoptosis.structure.basis import Basis, basis_of
 from apoptosis.structure.costs import Costs
 from apoptosis.structure.delivery import deliver
 from apoptosis.structure.groups import Group, PinnedAxis, Tie
-from apoptosis.structure.kinds import KINDS
+from apoptosis.structure.kinds import KINDS, RANK
 from apoptosis.structure.multihead import AttentionShape, attention_shapes
 from apoptosis.structure.network import Network
 from apoptosis.structure.plan import Plan, TensorCut, fingerprint_of
 from apoptosis.structure.polynomials import Polynomial
+from apoptosis.structure.recording import Example
 from apoptosis.structure.replay import replay_of
 from apoptosis.structure.rewriting import CutProgram, write_program
 from apoptosis.structure.surgery import cut_module
@@ -72,7 +73,7 @@ class Structure:
     ) -> list[Group]:
         """Groups by kind and by patterns of their names (`layer1.*`, `!*.downsample*` to leave out).
 
-        Inexact groups are left out unless `inexact` is true, or `kinds` names their kind.
+        Inexact groups and ranks of adapters are left out unless `inexact` is true, or `kinds` names their kind.
 
         Raises:
             ConfigError: an unknown kind, a pattern that fits no group, or nothing is chosen.
@@ -91,7 +92,8 @@ class Structure:
         found: list[Group] = []
         for group in self.groups:
             listed = kinds is None or group.kind in kinds
-            exact_enough = group.exact or (kinds is not None if inexact is None else inexact)
+            asked_for = kinds is not None if inexact is None else inexact
+            exact_enough = asked_for or (group.exact and group.kind != RANK)
             named = any(fnmatchcase(group.name, p) for p in wanted)
             left_out = any(fnmatchcase(group.name, p) for p in unwanted)
             if listed and exact_enough and named and not left_out:
@@ -232,6 +234,11 @@ class Structure:
                 network.whole(plan),
             ),
         )
+
+    @property
+    def example(self) -> Example:
+        """What the model was traced with."""
+        return self._network.run.example
 
     def program(self, model: nn.Module, plan: Plan) -> CutProgram:
         """The rewritten program of a plan, whatever the plan says about delivery; `cut` calls this."""

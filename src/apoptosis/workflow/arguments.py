@@ -14,6 +14,7 @@ from apoptosis.planning import Budget, Selection
 from apoptosis.task import Batch, Task, check_derivable
 
 __all__ = [
+    "as_arguments",
     "check_choices",
     "check_data",
     "check_number",
@@ -111,8 +112,12 @@ def first_sample(model: nn.Module, batches: Iterable[Batch], task: Task) -> Any:
             f"{found}. Give some, or `example_inputs` to trace the model with if the criterion reads none."
         )
     check_derivable(piece)
-    sample = tree_map_only(Tensor, Tensor.clone, piece)
-    args, kwargs = task.inputs(sample)
+    return as_arguments(model, tree_map_only(Tensor, Tensor.clone, piece), task)
+
+
+def as_arguments(model: nn.Module, batch: Batch, task: Task) -> Any:
+    """What a model is called with on a batch, all by place or all by name."""
+    args, kwargs = task.inputs(batch)
     if args and kwargs:
         return _by_name(model, args, kwargs)
     return kwargs or args

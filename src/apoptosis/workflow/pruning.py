@@ -24,7 +24,15 @@ from apoptosis.planning import Budget, Limits, Selection, check_reachable, spend
 from apoptosis.progress import track
 from apoptosis.records import Outcome, ScoreSummary, StepRecord
 from apoptosis.repair import Repair, find_repairs, repair_name
-from apoptosis.structure import CutProgram, Plan, Structure, cut, trace
+from apoptosis.structure import (
+    CutProgram,
+    Example,
+    Plan,
+    Structure,
+    carry_out,
+    deliver_,
+    trace,
+)
 from apoptosis.task import Batch, Task
 from apoptosis.training import at_pass
 from apoptosis.workflow.arguments import (
@@ -34,6 +42,7 @@ from apoptosis.workflow.arguments import (
     first_sample,
 )
 from apoptosis.workflow.choosing import choose_criterion, settled
+from apoptosis.workflow.delivering import check_runs
 from apoptosis.workflow.notes import (
     Told,
     check_as_begun,
@@ -72,8 +81,8 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
 
     Args:
         model: a trained network.
-        batches: data to score on, read once per step, for a first sample, and where heads are aligned; anything that
-            can be iterated again.
+        batches: data to score on, read once per step, for a first sample, where heads are aligned, and for a last look;
+            anything that can be iterated again.
         budget: what may stay: `Budget(flops=0.5)`.
         task: what a batch is and what its loss is; classification unless said.
         criterion: what decides which units go; `apoptosis criteria` lists the names. Unless given, `obs` wherever it
@@ -104,7 +113,8 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         CheckpointError: the journal is of a run that began with other choices.
         ConfigError: an unknown criterion, less than one step, or repairs in an order that undoes one of them.
         DataError: there are no batches, or they can be read only once.
-        ModelError: the network is delivered as a program, and what was asked for needs modules.
+        ModelError: the network is delivered as a program, and what was asked for needs modules; or what was delivered
+            does not run on the first batch.
 
     >>> from apoptosis.data import digits
     >>> from apoptosis.models import digits_cnn
@@ -159,7 +169,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         dense, mends.dense, settings = dense.for_turned(model), model, {**settings, **said}
     order = RemovalOrder(dense)
     plan, history, spared = noted_units(journal, dense, order)
-    small, structure = (cut(model, plan), dense.after(plan)) if plan.kept else (model, dense)
+    small, structure = (carry_out(model, plan), dense.after(plan)) if plan.kept else (model, dense)
     if plan.kept and repair_between and len(history) < steps:
         small = mends(small, plan)
     for step in track(range(1, steps + 1), f"pruning by {how.name}"):
@@ -188,18 +198,18 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
             order.note(plan, part, units)
             structure, plan = structure.after(part), plan.then(part)
             small = (
-                mends(cut(model, plan), plan)
+                mends(carry_out(model, plan), plan)
                 if repair_between and step < steps
-                else cut(small, part)
+                else carry_out(small, part)
             )
         if step == steps > 1 and (full := _at_the_end(dense, plan, order, here, chosen.limits)):
-            small, structure, plan = cut(model, full), dense.after(full), full
+            small, structure, plan = carry_out(model, full), dense.after(full), full
         before = history[-1].left if history else {g.name: g.size for g in dense.groups}
         history.append(_record(step, units, structure, before, time.perf_counter() - start))
         note_units(journal, plan, history, order, choices, spared)
-    small = cut(model, plan) if repair_between or small is model else small
+    small = carry_out(model, plan) if repair_between or small is model else small
     return Outcome(
-        mends(small, plan, last=True),
+        _finished(small, plan, mends, example),
         plan,
         tuple(history),
         spending(dense, plan, budget, selection),
@@ -209,6 +219,15 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         example,
         model,
     )
+
+
+def _finished(small: nn.Module, plan: Plan, mends: "_Mends", example: Any) -> nn.Module:
+    """The cut network tried on the first batch, repaired, and saying of itself what it is."""
+    check_runs(small, mends.dense, mends.batches, mends.task)
+    small = mends(small, plan, last=True)
+    if small is not mends.dense:
+        deliver_(small, mends.dense, Example.of(example))
+    return small
 
 
 def _checked(told: Told) -> Told:

@@ -30,6 +30,7 @@ from apoptosis.repair import check_has_batch_norms
 from apoptosis.structure import model_tensors
 from apoptosis.task import Batch, Task
 from apoptosis.workflow.arguments import check_data, check_number, check_task, failures_explained
+from apoptosis.workflow.delivering import check_runs
 from apoptosis.workflow.notes import note_masks, noted_masks, with_network
 
 __all__ = [
@@ -147,6 +148,7 @@ def sparsify(  # noqa: PLR0913 - each word is one a user may want to say, and no
         )
         masks = later
         note_masks(journal, masks, small, history, begun)
+    check_runs(small, model, batches, task or Task.classification())
     settings: dict[str, Any] = {
         "criterion": how.name,
         "saliency": asdict(form),
