@@ -231,7 +231,10 @@ def test_plots_that_do_not_fit_leave_a_comparison_to_go_on_with(own, tmp_path, m
     assert result.exit_code == 1, result.output
     assert f"{out}/accuracy.png:No" in "".join(result.stderr.replace("│", "").split())
     line = result.stderr.splitlines()[-1].removeprefix("Go on: ")
-    assert line == f"apoptosis compare --config {out}.progress/run.toml --resume"
+    again = f"compare {own}:make --data {own}:parts --config {out}.progress/run.toml --resume"
+    assert (
+        line == f"apoptosis {again}"
+    )  # code is named anew: none is run that stands in a folder alone
     done(shlex.split(line)[1:])
     assert (out / "accuracy.png").is_file()
     assert not (tmp_path / "out.progress").exists()

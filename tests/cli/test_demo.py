@@ -173,4 +173,5 @@ def test_a_folder_that_cannot_be_made_is_refused_before_the_work(tmp_path, monke
     (tmp_path / "file").write_text("in the way")
     failed = RUN.invoke(app, ["demo", "--out", str(tmp_path / "file" / "below")])
     assert failed.exit_code == 1
-    assert "NotADirectoryError" in failed.stderr
+    assert "ConfigError" in failed.stderr
+    assert "--out" in failed.stderr

@@ -169,7 +169,7 @@ def test_tables_are_not_put_among_files_of_a_person(place, words):
 
 
 def test_another_place_beside_the_input_is_fine(place):
-    words = [*COMMANDS["prune"], "--data", "mine.py:both", "--out"]
+    words = [*COMMANDS["prune"], "--dense", "mine.py:make", "--data", "mine.py:both", "--out"]
     before = contents(place / "dense")
     done([*words, "small"])
     done([*words, "small"])  # a result of an earlier run may be replaced

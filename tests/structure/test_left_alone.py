@@ -120,14 +120,14 @@ def test_a_result_in_an_object_is_pinned() -> None:
 
 
 def test_an_unknown_operation_does_not_double_the_costs_of_one_sample() -> None:
-    class Fourier(nn.Module):
+    class Bessel(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.a, self.b = nn.Linear(6, 16), nn.Linear(16, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.b(self.a(torch.fft.fft(x).real).relu())
+            return self.b(self.a(torch.special.bessel_j0(x)).relu())
 
-    one, two = (ap.trace(Fourier(), torch.zeros(n, 6)) for n in (1, 2))
+    one, two = (ap.trace(Bessel(), torch.zeros(n, 6)) for n in (1, 2))
     assert (one.macs(), two.macs()) == (144, 288)
-    assert [op for op, _ in one.without_rule] == ["fft_fft.default"]
+    assert [op for op, _ in one.without_rule] == ["special_bessel_j0.default"]

@@ -101,7 +101,8 @@ def analyse(
     facts: dict[Call, Facts] = {}
     for run in runs:
         facts |= _follow(run, context, pin_outputs=pin_outputs)
-    _pin_unread(context, facts)
+    if program.inputs:
+        _pin_unread(context, facts)
     pin_for_unvisited(runs, context.axes)
     axes = {v: tuple(algebra.resolve(e) for e in own) for v, own in context.axes.items()}
     for own in facts.values():

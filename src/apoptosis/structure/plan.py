@@ -153,7 +153,6 @@ class Plan:
                 "fingerprint_after": self.fingerprint_after,
                 "delivery": self.delivery,
                 "delivery_because": self.delivery_because,
-                "basis": None if self.basis is None else asdict(self.basis),
                 "groups": {
                     name: {
                         "size": size,
@@ -186,6 +185,7 @@ class Plan:
                     for s in self.scalings
                 ],
             }
+            | ({} if self.basis is None else {"basis": asdict(self.basis)})
         )
 
     @staticmethod
@@ -252,7 +252,7 @@ def _read(data: Mapping[str, Any]) -> Plan:
 
 
 def _read_basis(data: Any) -> Basis | None:
-    """Plans of earlier versions have none."""
+    """Only plans of a network with turned heads have one."""
     return None if data is None else Basis(_names(data["names"]), _text(data["digest"]))
 
 
