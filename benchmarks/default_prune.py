@@ -10,6 +10,7 @@ dense one does, and the mean KL of its predictions from those of the dense one.
 
     git worktree add ../older 93be74b
     python benchmarks/default_prune.py --against ../older/src --rounds 2 --out experiments/results/default_prune
+    python benchmarks/default_prune.py --against ../older/src --launches
 
 Networks have random weights; images are smooth noise. `resnet18` has 256 images of 64 × 64, ten classes; `unet` has a
 ResNet encoder of four stages and a decoder that joins each, 32 images of 64 × 64, a label for each pixel; `hybrid` is
@@ -27,13 +28,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+LAUNCHES = "launches"
 HELD_OUT = 64
 """Samples that are judged and not pruned on."""
 
@@ -48,40 +50,55 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--operations", action="store_true")
     parser.add_argument("--out", type=Path, help="writes .md and .json under this name")
+    parser.add_argument("--launches", action="store_true", help="of the elimination alone")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one is not None:
-        print(json.dumps(one(options.one, options.threads, counting=options.operations)))
+        found = launches() if options.one == LAUNCHES else one(options)
+        print(json.dumps(found))
         return
     sources = {"new": ROOT / "src"}
     if options.against is not None:
         sources = {"old": options.against.resolve()} | sources
-    rows: list[dict[str, Any]] = []
-    for case in options.cases.split(","):
-        for number in range(options.rounds):
-            for name, source in sources.items():
-                found = in_process(case, source, options.threads, counting=False)
-                rows.append({"case": case, "source": name, "round": number, **found})
-                print(json.dumps(rows[-1]), flush=True)
-        if options.operations:
-            for name, source in sources.items():
-                found = in_process(case, source, options.threads, counting=True)
-                rows.append({"case": case, "source": name, "operations": found["operations"]})
-                print(json.dumps(rows[-1]), flush=True)
+    if options.launches:
+        for name, source in sources.items():
+            print(name, in_process(LAUNCHES, source, options.threads, counting=False))
+        return
+    rows = [row for case in options.cases.split(",") for row in in_turn(case, sources, options)]
     page = table(rows)
     print(page)
     if options.out is not None:
-        git = ["git", "rev-parse", "--short", "HEAD"]
-        commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        about = f"torch {rows[0].get('torch')}, Python {platform.python_version()}, {options.threads} thread(s), "
-        about += f"commit {commit.strip()}, {options.rounds} round(s), old and new in turn"
-        command = f"python {shlex.join(sys.argv)}"
-        options.out.with_suffix(".json").write_text(
-            json.dumps({"command": command, "about": about, "rows": rows}, indent=1) + "\n"
-        )
-        options.out.with_suffix(".md").write_text(
-            f"# What a default prune costs\n\n`{command}`\n\n{about}.\n\n{page}\n"
-        )
+        write(options, rows, page)
+
+
+def in_turn(
+    case: str, sources: dict[str, Path], options: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """Rows of a case: old and new by turns."""
+    for number in range(options.rounds):
+        for name, source in sources.items():
+            found = in_process(case, source, options.threads, counting=False)
+            row = {"case": case, "source": name, "round": number, **found}
+            print(json.dumps(row), flush=True)
+            yield row
+    for name, source in sources.items() if options.operations else ():
+        found = in_process(case, source, options.threads, counting=True)
+        yield {"case": case, "source": name, "operations": found["operations"]}
+
+
+def write(options: argparse.Namespace, rows: list[dict[str, Any]], page: str) -> None:
+    """The page and its numbers, with the command and the commit."""
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    about = f"torch {rows[0].get('torch')}, Python {platform.python_version()}, {options.threads} thread(s), "
+    about += f"commit {commit.strip()}, {options.rounds} round(s), old and new in turn"
+    command = f"python {shlex.join(sys.argv)}"
+    options.out.with_suffix(".json").write_text(
+        json.dumps({"command": command, "about": about, "rows": rows}, indent=1) + "\n"
+    )
+    options.out.with_suffix(".md").write_text(
+        f"# What a default prune costs\n\n`{command}`\n\n{about}.\n\n{page}\n"
+    )
 
 
 def in_process(case: str, source: Path, threads: int, *, counting: bool) -> dict[str, Any]:
@@ -99,16 +116,16 @@ def in_process(case: str, source: Path, threads: int, *, counting: bool) -> dict
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def one(case: str, threads: int, *, counting: bool) -> dict[str, Any]:
+def one(options: argparse.Namespace) -> dict[str, Any]:
     """Times, memory and worth of one default prune in this process."""
     import torch
 
     import apoptosis as ap
     from apoptosis.progress import Progress, listen
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    model, batches, judged, task = CASES[case]()
+    model, batches, judged, task = CASES[options.one]()
     stages: Counter[str] = Counter()
     began: dict[int, float] = {}
     operations = operations_counted()
@@ -122,7 +139,7 @@ def one(case: str, threads: int, *, counting: bool) -> dict[str, Any]:
             operations.stage = event.what
 
     cpu, wall = time.process_time(), time.perf_counter()
-    with listen(note), operations if counting else nullcontext():
+    with listen(note), operations if options.operations else nullcontext():
         outcome = ap.prune(model, batches, ap.Budget(flops=0.5), task)
     found = {
         "cpu_s": time.process_time() - cpu,
@@ -134,7 +151,7 @@ def one(case: str, threads: int, *, counting: bool) -> dict[str, Any]:
         "kept": {name: len(own) for name, own in outcome.plan.kept.items()},
         "source": str(Path(ap.__file__).parents[1]),
     }
-    if counting:
+    if options.operations:
         found["operations"] = dict(operations.counts)
     return found | worth(model, outcome.model, judged, task)
 
@@ -158,6 +175,34 @@ def worth(dense: Any, small: Any, batch: Any, task: Any) -> dict[str, float]:
             (centred[0] - centred[1]).square().sum() / centred[0].square().sum()
         ),
     }
+
+
+def launches() -> dict[str, int]:
+    """Operations of finding the paths of 30 groups alike, of 64 and of 192 units: a Llama's hidden layers in small."""
+    import torch
+
+    from apoptosis.criteria import elimination
+
+    found: dict[str, int] = {}
+    for num_units in (64, 192):
+        generator = torch.Generator().manual_seed(0)
+        groups: list[Any] = []
+        for _ in range(30):
+            x = torch.randn(num_units, 2 * num_units, generator=generator, dtype=torch.float64)
+            weights = torch.randn(16, num_units, generator=generator, dtype=torch.float64)
+            units = torch.arange(num_units)
+            inverse = torch.linalg.inv(x @ x.T)
+            groups.append([elimination.Reader(inverse, weights, units, units[:, None])])
+        counting = operations_counted()
+        counting.stage = str(num_units)
+        with counting:
+            if hasattr(elimination, "eliminate_alike"):
+                elimination.eliminate_alike(groups, num_units)
+            else:
+                for readers in groups:
+                    elimination.eliminate(readers, num_units)
+        found |= dict(counting.counts)
+    return found
 
 
 def operations_counted() -> Any:

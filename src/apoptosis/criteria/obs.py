@@ -198,18 +198,14 @@ def _paths(
         found.update(zip(alike, paths, strict=True))
         return sum(_num_bytes(own) for own in alike.values())
 
-    for name, own in track(priced.items(), "refitting without units"):
-        if not own.readers:
-            continue
-        readers = [reader for site in own.readers for reader in prepared.readers(site)]
-        alike = waiting.setdefault(shape_of(readers, structure[name].size), {})
-        alike[name] = readers
-        held += _num_bytes(readers)
-        while held > TOGETHER:
+    for name in track([*priced, None], "refitting without units"):
+        if name is not None and priced[name].readers:
+            readers = [reader for site in priced[name].readers for reader in prepared.readers(site)]
+            waiting.setdefault(shape_of(readers, structure[name].size), {})[name] = readers
+            held += _num_bytes(readers)
+        while waiting and (held > TOGETHER or name is None):
             largest = max(waiting, key=lambda shape: sum(map(_num_bytes, waiting[shape].values())))
             held -= go(waiting.pop(largest))
-    for alike in waiting.values():
-        go(alike)
     return found
 
 
