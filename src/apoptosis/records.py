@@ -86,4 +86,9 @@ class Outcome(Generic[AnyPlan]):
 
     def __str__(self) -> str:
         lines = [f"{type(self.model).__name__}, {self.plan}"]
+        if few := self.settings.get("few_groups"):
+            names = ", ".join(list(few["groups"])[:3])
+            lines.append(
+                f"nearly all from few groups: {names}; Selection(cap=0.8) or widths='uniform' spreads it"
+            )
         return "\n  ".join([*lines, *map(str, self.spent)])

@@ -401,7 +401,7 @@ def test_repairs_are_asked_for_by_name_one_after_the_other(own, tmp_path):
     data = json.loads(done(found))
     names = [
         "refit(scope='every', ridge=None, rounds=3)",
-        "Distil(steps=300, learning_rate=0.001, temperature=inf, seed=0)",
+        "distil(steps=300, learning_rate=0.001, temperature=inf, seed=0)",
     ]
     assert data["settings"]["repair"] == names
     assert UNREPAIRED not in found.stderr

@@ -211,6 +211,8 @@ def show_result(result: PruneResult, console: Console) -> None:
         console.print(Text(FELL_BACK), soft_wrap=True)
     for line in _head_lines(outcome.settings):
         console.print(Text(line), soft_wrap=True)
+    if few := outcome.settings.get("few_groups"):
+        console.print(Text(_few_groups(few)), soft_wrap=True)
     for name, why in outcome.settings["repair_left_out"].items():
         console.print(Text(f"Not mended by {name}: {why}"), soft_wrap=True)
     for place, own in enumerate(result.run.earlier, 1):
@@ -294,6 +296,20 @@ def _head_lines(settings: Mapping[str, Any]) -> Iterator[str]:
     for names in by_reason.values():
         others = f" and {counted(len(names) - 1, 'other')}" if names[1:] else ""
         yield f"Not aligned: {names[0]}{others}, because {settings['not_aligned'][names[0]]}."
+
+
+def _few_groups(few: Mapping[str, Any]) -> str:
+    """A warning: the budget is met, and yet the network may be of no use."""
+    names = list(few["groups"])
+    told = ", ".join(
+        f"{name} (keeps {kept} of {size})" for name, (kept, size) in list(few["groups"].items())[:3]
+    )
+    others = f" and {counted(len(names) - 3, 'other')}" if names[3:] else ""
+    return (
+        f"Nearly all comes from few groups: {told}{others} give {few['share']:.0%} of what is saved. Such a network "
+        "seldom works. --cap 0.8 limits what a group may lose, --widths uniform takes from all alike; or another "
+        "--criterion, such as obs or oba."
+    )
 
 
 def _spending_table(outcome: Outcome[Plan]) -> Table:

@@ -42,6 +42,7 @@ from apoptosis.workflow.arguments import (
     first_sample,
 )
 from apoptosis.workflow.choosing import choose_criterion, settled
+from apoptosis.workflow.concentration import concentration_of
 from apoptosis.workflow.delivering import check_runs
 from apoptosis.workflow.notes import (
     Told,
@@ -106,7 +107,8 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         The small network, the plan that leads to it from `outcome.dense`, and a record of every step.
         `settings["repair_left_out"]` says why a repair that nobody asked for was not possible,
         `settings["spared"]` which kinds of groups stay whole for the sake of one, which groups because neither the
-        model's own code nor a program can run with them cut, and why.
+        model's own code nor a program can run with them cut, and why; `settings["few_groups"]` which ones were
+        hollowed out, where they give most of what was saved.
 
     Raises:
         BudgetError: the budget cannot be met.
@@ -215,6 +217,7 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         spending(dense, plan, budget, selection),
         settings
         | ({"spared": spared.as_data()} if spared else {})
+        | _few_groups(dense, plan, budget, selection)
         | {"repair": mends.done, "repair_left_out": mends.left_out},
         example,
         model,
@@ -323,6 +326,15 @@ def _at_the_end(
         return full
     whole = dense.plan(plan.kept)
     return whole if whole.delivery == "module" else None
+
+
+def _few_groups(
+    dense: Structure, plan: Plan, budget: Budget, selection: Selection
+) -> dict[str, Any]:
+    """What settings say of a plan that takes most from few groups."""
+    what = "params" if budget.flops is None and budget.params is not None else "flops"
+    found = concentration_of(dense, plan, selection, what)
+    return {} if found is None else {"few_groups": found.as_data()}
 
 
 def _open(structure: Structure, selection: Selection) -> Structure:
