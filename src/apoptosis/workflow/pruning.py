@@ -18,7 +18,7 @@ from torch import nn
 
 from apoptosis.checkpoint import Journal
 from apoptosis.criteria import Aggregation, Criterion, UnitScores
-from apoptosis.errors import ModelError, NonFiniteError
+from apoptosis.errors import ModelError, NonFiniteError, PlanMismatchError
 from apoptosis.modes import check_not_of_inference, outside_inference_mode
 from apoptosis.planning import Budget, Limits, Selection, check_reachable, spending
 from apoptosis.progress import track
@@ -324,7 +324,10 @@ def _at_the_end(
     full = order.with_budget_spent(plan, selection, limits)
     if full is not None or plan.delivery == "module" or not plan.kept:
         return full
-    whole = dense.plan(plan.kept)
+    try:
+        whole = dense.plan(plan.kept)
+    except PlanMismatchError:  # in one cut it can be no program either
+        return None
     return whole if whole.delivery == "module" else None
 
 
