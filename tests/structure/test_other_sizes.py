@@ -218,3 +218,29 @@ def test_the_rank_of_inputs_is_that_of_the_example() -> None:
     program, _ = delivered(image_net(positions), images(8, 8))
     with pytest.raises(TraceError, match="now has shape"):
         program(images(8, 8)[0])
+
+
+def expanded_where_needed(h: Tensor) -> Tensor:
+    """Compares the batch, and does the same on both sides."""
+    shift = torch.arange(h.shape[3], dtype=h.dtype)[None]
+    if h.shape[0] != shift.shape[0]:
+        shift = shift.expand(h.shape[0], -1)
+    return (h + shift[:, None, None]).mean((2, 3))
+
+
+def another_way_for_one(h: Tensor) -> Tensor:
+    return h.mean((2, 3)) if h.shape[0] > 1 else h.amax((2, 3))
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_branches_that_were_seen_to_agree_hold_nothing_back(num: int) -> None:
+    program, twin = delivered(image_net(expanded_where_needed), images(8, 8, num))
+    for own in (1, 2, 3, 5):
+        for size in (8, 9, 12):
+            assert right_or_refused(program, twin, images(size, size, own))
+
+
+def test_branches_that_differ_bind_the_program_to_theirs() -> None:
+    program, twin = delivered(image_net(another_way_for_one), images(8, 8, 2))
+    assert right_or_refused(program, twin, images(8, 8, 3))
+    assert not right_or_refused(program, twin, images(8, 8, 1))

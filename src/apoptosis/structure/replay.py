@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from apoptosis.modes import in_eval_mode
 from apoptosis.structure.axes import Axis
 from apoptosis.structure.comparison import difference
-from apoptosis.structure.guards import GuardError, SizeLimit
+from apoptosis.structure.guards import GuardError, SizeLimit, Trip
 from apoptosis.structure.network import Run
 from apoptosis.structure.program import SizeOf, sizes_of
 from apoptosis.structure.randomness import random_state_put_back
@@ -43,6 +43,7 @@ class Replay:
 
     because: str = ""
     limits: tuple[SizeLimit, ...] = ()
+    harmless: frozenset[Trip] = frozenset()
     eval_only: str = ""
     """Why the program does not do in train mode what the model does; empty if it does."""
 
@@ -92,6 +93,7 @@ def _tried(run: Run, model: nn.Module) -> Replay:
 
 
 AGREES = "agrees"
+BATCH_OF_ONE = "the model makes numbers of the size of the batch, which was 1"
 UNTRIED = "run again on other inputs, the model or a check of the program stops"
 
 
@@ -101,6 +103,7 @@ class _Pair:
     def __init__(self, run: Run, model: nn.Module) -> None:
         self._own = copy_with(model, {})
         self._program: CutProgram = write_program(run, {}, model)
+        self.checks = self._program.checks
 
     def answer(self, example: Example) -> str:
         """Whether both give the same; if not, why not."""
@@ -152,12 +155,38 @@ class _Trials:
         self._example = example
         self._known: dict[tuple[tuple[int, int, int], ...], str] = {}
 
+        self.tripped: dict[tuple[tuple[int, int, int], ...], list[Trip]] = {}
+        """Guards that came out otherwise where both gave the same all the same."""
+
     def __call__(self, sizes: dict[tuple[int, int], int]) -> str:
         """With those sizes of inputs along dimensions."""
         key = tuple((*place, size) for place, size in sorted(sizes.items()))
         if key not in self._known:
-            self._known[key] = self._pair.answer(_sized(self._example, sizes))
+            checks = self._pair.checks
+            checks.tripped = []
+            answer = self._pair.answer(_sized(self._example, sizes))
+            if checks.tripped and answer == AGREES:
+                self.tripped[key] = checks.tripped
+            self._known[key] = UNTRIED if checks.tripped and answer != AGREES else answer
         return self._known[key]
+
+    def at_one(self, places: Iterable[tuple[int, int]]) -> list[Trip]:
+        """Guards that came out otherwise at size 1 there."""
+        return self.tripped.get(tuple((*place, 1) for place in sorted(places)), [])
+
+    def harmless(self, free: Iterable[tuple[int, int]]) -> frozenset[Trip]:
+        """The same, where both give the same also with other dimensions one longer."""
+        found: set[Trip] = set()
+        for key, trips in list(self.tripped.items()):
+            sizes = {(number, dim): size for number, dim, size in key}
+            longer = {
+                (n, dim): self._example.tensors()[n].shape[dim] + 1
+                for n, dim in free
+                if (n, dim) not in sizes
+            }
+            if not longer or self(sizes | longer) == AGREES:
+                found.update(trips)
+        return frozenset(found)
 
 
 def _limits(run: Run, trials: _Trials) -> Replay:
@@ -169,7 +198,7 @@ def _limits(run: Run, trials: _Trials) -> Replay:
     while pending:
         axis, places = pending.pop(0)
         if axis is run.batch and trials(dict.fromkeys(places, 1)) != AGREES:
-            return Replay("the model makes numbers of the size of the batch, which was 1")
+            return Replay(BATCH_OF_ONE)
         least, most = _agreed(axis, places, trials, read=axis in read, unseen=axis in unseen)
         if least == most and axis.size == 1 and len(places) > 1:
             pending += [(Axis(1), [place]) for place in places]  # no batch that all of them share
@@ -177,12 +206,15 @@ def _limits(run: Run, trials: _Trials) -> Replay:
             limits += [SizeLimit(*place, least, most) for place in places]
         else:
             free[axis] = places
+    harmless = trials.harmless([place for places in free.values() for place in places])
+    if run.batch in free and any(trip not in harmless for trip in trials.at_one(free[run.batch])):
+        return Replay(BATCH_OF_ONE)
     together = {
         place: 2 * axis.size for axis, places in free.items() if axis in read for place in places
     }
     if len(together) > 1 and trials(together) not in (AGREES, UNTRIED):
         limits += [SizeLimit(n, dim, size // 2, size // 2) for (n, dim), size in together.items()]
-    return Replay("", tuple(limits))
+    return Replay("", tuple(limits), harmless)
 
 
 def _agreed(

@@ -23,7 +23,7 @@ from apoptosis.structure.facts import Size
 from apoptosis.structure.guards import (
     NUMBERS,
     REMEDY,
-    Guard,
+    Checks,
     GuardError,
     SizeLimit,
     check,
@@ -77,7 +77,7 @@ def write_program(
         made.setdefault(id(tensor), like(tensor.detach().clone(), tensor))
     tensors = {name: made[id(tensor)] for name, tensor in held.items()}
     persistent = set(model.state_dict(keep_vars=True))
-    program = CutProgram(run, sizes, tensors, persistent).train(model.training)
+    program = CutProgram(run, run.as_run(dict(sizes)), tensors, persistent).train(model.training)
     parts = dict(program.named_modules())
     for path, module in model.named_modules(remove_duplicate=False):
         if path in parts:
@@ -114,7 +114,7 @@ class CutProgram(nn.Module):
         self.eval_only = ""
         """Why the program has no train mode; empty where it has one."""
         self._shapes = tuple(value.shape for value in program.inputs)
-        self._guards: list[Guard] = []
+        self.checks = Checks()
         for name, tensor in tensors.items():
             self._hold(name, tensor, persistent=name in persistent)
         self._graph = _Writer(run.analysis, sizes, self).graph
@@ -397,9 +397,10 @@ class _Writer:
             return
         self._guarded.add(key)
         if self._guards is None:
-            self._guards = self.graph.get_attr("_guards")
-        self.graph.call_function(check, (self._guards, len(self._module._guards), *sides))
-        self._module._guards.append(guard_of(reading))
+            self._guards = self.graph.get_attr("checks")
+        guards = self._module.checks.guards
+        self.graph.call_function(check, (self._guards, len(guards), *sides))
+        guards.append(guard_of(reading))
 
     def _guard_sizes(self, sizes: list[SizeOf], line: str) -> None:
         for size in sizes:

@@ -249,7 +249,7 @@ class Structure:
             raise PlanMismatchError(
                 f"The plan is one for a program, and that cannot be: {replay.because}."
             )
-        program.limits = replay.limits
+        program.limits, program.checks.harmless = replay.limits, replay.harmless
         if replay.eval_only:
             program.keep_in_eval_mode_(f"{replay.eval_only}; {plan.delivery_because}")
         return program

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from apoptosis.errors import ModelError, TraceError
 from apoptosis.structure.analysis import Analysis, analyse
 from apoptosis.structure.attributes import Attribute, leaves, read_attribute, traced_attributes
+from apoptosis.structure.costs import Costs
 from apoptosis.structure.groups import find_groups, find_pinned, find_ties
 from apoptosis.structure.network import Network, Run
 from apoptosis.structure.program import Program, values_in
@@ -143,12 +144,19 @@ def _with_open_batch(model: nn.Module, example: Example) -> Run | None:
         run = _ran(model, example.map(lambda t: torch.cat([t, t]) if next(doubled) else t))
     except TraceError:
         return None
-    if run.analysis.without_rule():
-        return None  # behind such an operation the batch cannot be told from any other axis
     inputs = zip(run.analysis.program.inputs, single, strict=True)
     axes = {run.analysis.axes[value][0].axis for value, own in inputs if own}
     axis = axes.pop()
-    return None if axes or axis is None else replace(run, batch=axis)
+    if axes or axis is None:
+        return None
+    if (
+        run.analysis.without_rule()
+    ):  # behind such an operation the batch may not be told from other axes
+        single, names = _ran(model, example), [name for name, _ in model.named_parameters()]
+        costs = [Costs.of(own.analysis, set(names)) for own in (run, single)]
+        if costs[0].macs_by_module({axis: 1}) != costs[1].macs_by_module({}):
+            return single
+    return replace(run, batch=axis)
 
 
 def _meta(tensor: Tensor) -> Tensor:
