@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from apoptosis.errors import ModelError, TraceError
+from apoptosis.modes import in_eval_mode
 from apoptosis.structure.analysis import Analysis, analyse
 from apoptosis.structure.attributes import Attribute, leaves, read_attribute, traced_attributes
 from apoptosis.structure.costs import Costs
 from apoptosis.structure.groups import find_groups, find_pinned, find_ties
 from apoptosis.structure.network import Network, Run
 from apoptosis.structure.program import Program, values_in
+from apoptosis.structure.randomness import random_state_put_back
 from apoptosis.structure.recording import Example, line_of, model_tensors, record
 from apoptosis.structure.structure import Structure
 from apoptosis.structure.surgery import copy_with
@@ -104,6 +106,7 @@ def _check_model(model: Any) -> None:
 def _ran(model: nn.Module, example: Example) -> Run:
     """Run a copy that shares the parameters; buffers, which a run may change, are its own."""
     shadow = copy_with(model, {id(p): p for p in model.parameters()})
+    _empty_caches_(shadow, example)
     try:
         with traced_attributes(shadow):
             program = record(shadow, example)
@@ -111,6 +114,33 @@ def _ran(model: nn.Module, example: Example) -> Run:
     except Exception as error:
         raise TraceError(_why_it_failed(model, example, error)) from error
     return Run(model, example, inspect.signature(model.forward), analyse(program, training))
+
+
+def _empty_caches_(shadow: nn.Module, example: Example) -> None:
+    """Let go of numbers that forward keeps for the size it saw last, as anchors of a detector.
+
+    What is recorded must not depend on what the model was called with before. A cache is an attribute of a module that
+    its class has a value for, and that a run at another size sets; it gets the value of the class back.
+    """
+    other = copy_with(shadow, {id(p): p for p in shadow.parameters()})
+    kept = [
+        (path, name, item)
+        for path, module in other.named_modules()
+        for name, item in vars(module).items()
+        if isinstance(item, (Tensor, tuple)) and hasattr(type(module), name)
+    ]
+    if not any(isinstance(item, Tensor) for _, _, item in kept):
+        return
+    parts, others = dict(shadow.named_modules()), dict(other.named_modules())
+    for times in (2, 3):  # it may have seen one of them last
+        try:
+            with random_state_put_back(other), torch.no_grad(), in_eval_mode(other):
+                example.map(lambda t: torch.cat([t] * times) if t.ndim else t.clone()).run(other)  # noqa: B023
+        except Exception:  # noqa: BLE001 - a model need not take another size
+            continue
+        for path, name, item in kept:
+            if vars(others[path]).get(name) is not item:
+                vars(parts[path]).pop(name, None)
 
 
 def _recorded_in_training(shadow: nn.Module, example: Example, program: Program) -> Program | None:
