@@ -432,7 +432,10 @@ class _Writer:
         if isinstance(formula, SizeOf):
             if not self._moves(formula):
                 return formula.value.shape[formula.dim]
-            axis = self._analysis.axes[formula.value][formula.dim].axis
+            expr = self._analysis.axes[formula.value][formula.dim]
+            if size_of(expr, self._sizes) != size_of(expr):
+                return self._size(expr, {})  # Python reckons with the numbers of the dense network
+            axis = expr.axis
             if axis is not None and axis in self._open:
                 return self._opened(axis)
             self._open.setdefault(formula, (self._node(formula.value), formula.dim))
@@ -474,13 +477,14 @@ class _Writer:
                 self._nodes[value] = self.graph.get_attr(name)
         return self._nodes[value]
 
-    def _size(self, expr: Expr) -> Any:
-        """A number, or a node where the expression has axes of the inputs."""
+    def _size(self, expr: Expr, sizes: Mapping[Axis, int] | None = None) -> Any:
+        """A number, or a node where the expression has axes of the inputs; at other sizes than the plan's if given."""
+        sizes = self._sizes if sizes is None else sizes
         if not any(axis in self._open for axis in expr.axes()):
-            return size_of(expr, self._sizes)
+            return size_of(expr, sizes)
         terms: list[Any] = []
         for term in expr.terms:
-            factors = [self._size_of_factor(factor) for factor in term]
+            factors = [self._size_of_factor(factor, sizes) for factor in term]
             number = prod(f for f in factors if isinstance(f, int))
             nodes = [f for f in factors if not isinstance(f, int)]
             terms.append(
@@ -491,11 +495,11 @@ class _Writer:
             operator.add, number or None, [t for t in terms if not isinstance(t, int)]
         )
 
-    def _size_of_factor(self, factor: Axis | Expr) -> Any:
+    def _size_of_factor(self, factor: Axis | Expr, sizes: Mapping[Axis, int]) -> Any:
         if isinstance(factor, Expr):
-            return self._size(factor)
+            return self._size(factor, sizes)
         if factor not in self._open:
-            return self._sizes.get(factor, factor.size)
+            return sizes.get(factor, factor.size)
         return self._opened(factor)
 
     def _opened(self, key: Axis | SizeOf) -> Any:
