@@ -18,8 +18,8 @@ that they stand for gigabytes. So every file whose content is held at once has a
 
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 __all__ = [
     "ARRAYS",
@@ -35,6 +35,7 @@ __all__ = [
     "check_length",
     "open_file",
     "read_file",
+    "read_rest",
 ]
 
 RECORD = 2**28
@@ -52,7 +53,7 @@ class UnfitFileError(OSError):
     """A file that is not read: it is no regular file, or larger than it can need to be."""
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BufferedReader:
     """A regular file, open for reading; links are followed.
 
     Raises:
@@ -80,10 +81,18 @@ def read_file(path: Path, most: int) -> bytes:
         UnfitFileError: it is larger, or no regular file.
     """  # noqa: DOC502 - by the functions that are called
     with open_file(path) as stream:
-        check_length(path, os.fstat(stream.fileno()).st_size, most)
-        content = stream.read(most + 1)  # it may have grown
-    check_length(path, len(content), most)
-    return content
+        return read_rest(stream, path, most)
+
+
+def read_rest(stream: BufferedReader, path: Path, most: int) -> bytes:
+    """What is left of an open file of at most so many bytes.
+
+    Raises:
+        UnfitFileError: it is larger.
+    """  # noqa: DOC502 - by `check_length`
+    size = os.fstat(stream.fileno()).st_size
+    check_length(path, size, most)
+    return stream.read(size)  # and not what it may have grown by
 
 
 def check_length(what: object, num_bytes: int, most: int) -> None:

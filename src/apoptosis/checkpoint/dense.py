@@ -5,6 +5,7 @@ masks that it keeps. It is never changed: what must be different is different on
 """
 
 from collections.abc import Mapping
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from apoptosis.errors import CheckpointError
 from apoptosis.masks import masks_of, release_
 from apoptosis.structure import copy_with, model_tensors
 
-__all__ = ["check_dense", "in_saved_types", "with_numbers", "without_masks"]
+__all__ = ["check_dense", "check_has_room", "in_saved_types", "with_numbers", "without_masks"]
 
 
 def check_dense(dense: nn.Module, expected: Mapping[str, tuple[int, ...]], run: SavedRun) -> None:
@@ -33,6 +34,22 @@ def check_dense(dense: nn.Module, expected: Mapping[str, tuple[int, ...]], run: 
                 "on the meta device it has no numbers. Make the dense network on the CPU: "
                 "`load(path, dense=make_network)`."
             )
+
+
+def check_has_room(dense: nn.Module, run: SavedRun) -> None:
+    """The record has no more numbers than the network: they are read only then.
+
+    Raises:
+        CheckpointError: it has.
+    """
+    state = dense.state_dict(keep_vars=True).values()
+    room = sum(t.numel() for t in state if isinstance(t, Tensor) and not is_lazy(t))
+    asked = sum(prod(held.shape) for held in run.tensors)
+    if asked > room and not any(isinstance(t, Tensor) and is_lazy(t) for t in state):
+        raise CheckpointError(
+            f"The checkpoint is of a network with {asked:,} numbers; {type(dense).__name__} has {room:,}. Make the one "
+            "it was pruned from."
+        )
 
 
 def without_masks(dense: nn.Module) -> nn.Module:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from apoptosis.checkpoint.number_types import ALL_DTYPES, dtype_name
 from apoptosis.errors import CheckpointError
+from apoptosis.reading import EXAMPLE
 
 __all__ = ["describe", "zeros_like_description"]
 
@@ -65,10 +66,12 @@ def _zeros(shape: list[int], name: str, device: torch.device) -> Tensor:
             f"This version of torch has no numbers of type {name!r:.40}. Use the one that wrote the checkpoint."
         )
     try:
+        if not 0 <= prod(shape) <= EXAMPLE:
+            raise ValueError(f"more than {EXAMPLE:,} numbers")
         return torch.zeros(shape, dtype=dtype, device=device)
-    except (RuntimeError, MemoryError) as error:
+    except (RuntimeError, MemoryError, ValueError, TypeError, OverflowError) as error:
         raise CheckpointError(
-            f"Example inputs of shape {shape} ({prod(shape):,} numbers) cannot be made here. Pass smaller "
+            f"Example inputs of shape {str(shape):.80} cannot be made here ({str(error):.80}). Pass smaller "
             "`example_inputs` to `load`."
         ) from error
 

@@ -40,6 +40,7 @@ from apoptosis.checkpoint.journal_files import (
     notes_in,
 )
 from apoptosis.errors import CheckpointError, ConfigError
+from apoptosis.reading import RECORD, UnfitFileError, open_file, read_file
 from apoptosis.structure import sha256_of
 
 try:
@@ -89,12 +90,24 @@ class Journal:
         """
         path = self._path(name)
         try:
-            data = path.read_bytes()
+            with open_file(path) as stream:
+                data = stream.read()
         except FileNotFoundError:
             return None
+        except UnfitFileError as error:
+            raise CheckpointError(
+                f"{error}: it is no note. Take another copy of the folder."
+            ) from error
         try:
             return _read(data)
-        except (SafetensorError, ValueError, LookupError, TypeError) as error:
+        except (
+            SafetensorError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             raise CheckpointError(
                 f"The note {path} is damaged ({type(error).__name__}). Take another copy of the folder, or remove the "
                 "folder and begin again."
@@ -243,7 +256,7 @@ def _check_settings(journal: Journal, wanted: Mapping[str, Any], *, resume: bool
             "begin again."
         )
     try:
-        found: dict[str, Any] = dict(json.loads(path.read_text(encoding="utf-8"))["settings"])
+        found: dict[str, Any] = dict(json.loads(read_file(path, RECORD))["settings"])
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"{path} cannot be read ({error}), so nobody knows what run these notes are of. Remove {journal.folder} "

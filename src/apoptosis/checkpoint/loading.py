@@ -1,8 +1,9 @@
 """`load` and `read_run`: what a checkpoint holds, once it is known to be what was saved.
 
 Nothing is trusted before its checksum has been compared: `run.json` vouches for itself and for the two other files. Its
-format number says whether the plan among them is a cut or masks. A
-header of `model.safetensors` that says anything is never acted upon.
+format number says whether the plan among them is a cut or masks. A header of `model.safetensors` that says anything is
+never acted upon. Checksums are no signatures, so a record may still ask for anything: it gets no more numbers than the
+network has that it is loaded into.
 """
 
 import hashlib
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from apoptosis.checkpoint.dense import check_has_room
 from apoptosis.checkpoint.folders import find_folder, real_folder
 from apoptosis.checkpoint.inputs import zeros_like_description
 from apoptosis.checkpoint.kinds import KINDS, AnyPlan, Part, read_part
@@ -25,6 +27,7 @@ from apoptosis.checkpoint.record import SavedRun, parse_run
 from apoptosis.checkpoint.weights import read_weights
 from apoptosis.errors import CheckpointError
 from apoptosis.modes import outside_inference_mode
+from apoptosis.reading import RECORD, open_file, read_rest
 from apoptosis.records import Outcome
 
 __all__ = ["load", "load_outcome", "read_run"]
@@ -102,8 +105,15 @@ def load_outcome(
 def _rebuilt(
     path: str | os.PathLike[str], dense: Callable[[], nn.Module] | nn.Module, example_inputs: Any
 ) -> tuple[nn.Module, _Content]:
-    content = _while_it_stays(real_folder(path), _read)
-    made = _made(dense)
+    known: list[nn.Module] = []
+
+    def dense_for(run: SavedRun) -> None:
+        if not known:  # a second try needs no second network
+            known.append(_made(dense))
+        check_has_room(known[0], run)
+
+    content = _while_it_stays(real_folder(path), lambda folder: _read(folder, dense_for))
+    made = known[0]
     on_meta = torch.get_default_device().type == "meta"  # meant for the dense network alone
     with torch.device("cpu") if on_meta else nullcontext():
         model = rebuild(made, content.part, content.run, content.weights, example_inputs)
@@ -141,19 +151,21 @@ def _identity(folder: Path) -> tuple[int, int, int] | None:
     return found.st_dev, found.st_ino, found.st_ctime_ns
 
 
-def _read(folder: Path) -> _Content:
+def _read(folder: Path, check_numbers: Callable[[SavedRun], None]) -> _Content:
     run = _read_record(folder)
+    check_numbers(run)
     path = folder / KINDS[run.format].file
     with _opened(path) as stream:
-        _check_unchanged(stream, run)
+        _check_unchanged(stream, path, run)
         try:
             stream.seek(0)
-            data = stream.read()
+            data = _whole(stream, path)
         except OSError as error:
             raise CheckpointError(_why_unreadable(path, error)) from error
     part = read_part(data, run)
-    with _opened(folder / "model.safetensors") as stream:
-        _check_unchanged(stream, run)
+    path = folder / "model.safetensors"
+    with _opened(path) as stream:
+        _check_unchanged(stream, path, run)
         return _Content(run, part, read_weights(stream, run.tensors, part.kept))
 
 
@@ -169,20 +181,24 @@ def _read_record(folder: Path) -> SavedRun:
     path = folder / "run.json"
     with _opened(path) as stream:
         try:
-            return parse_run(stream.read(), path)
+            return parse_run(_whole(stream, path), path)
         except OSError as error:
             raise CheckpointError(_why_unreadable(path, error)) from error
 
 
 def _opened(path: Path) -> BufferedReader:
     try:
-        return path.open("rb")
+        return open_file(path)
     except OSError as error:
         raise CheckpointError(_why_unreadable(path, error)) from error
 
 
-def _check_unchanged(stream: BufferedReader, run: SavedRun) -> None:
-    path = Path(stream.name)
+def _whole(stream: BufferedReader, path: Path) -> bytes:
+    """All of it, unless it is longer than a record or a plan can be; masks have one bit for each number."""
+    return read_rest(stream, path, RECORD) if path.suffix == ".json" else stream.read()
+
+
+def _check_unchanged(stream: BufferedReader, path: Path, run: SavedRun) -> None:
     expected = run.files.get(path.name)
     if expected is None:
         raise CheckpointError(f"run.json says nothing of {path}. Save the checkpoint again.")

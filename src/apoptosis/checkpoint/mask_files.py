@@ -10,6 +10,7 @@ from apoptosis.checkpoint.files import write_file
 from apoptosis.checkpoint.folders import MEMBERS, real_folder, sync_file
 from apoptosis.errors import ApoptosisError, CheckpointError
 from apoptosis.masks import MaskPlan
+from apoptosis.reading import open_file
 
 __all__ = ["load_masks", "save_masks"]
 
@@ -63,7 +64,8 @@ def load_masks(path: str | os.PathLike[str]) -> MaskPlan:
     """
     target = real_folder(path)
     try:
-        data = target.read_bytes()
+        with open_file(target) as stream:
+            data = stream.read()
     except FileNotFoundError as error:
         raise CheckpointError(
             f"There are no masks at {target}: no such file. Give the file that `save_masks` has written."

@@ -15,6 +15,7 @@ from apoptosis.checkpoint.inputs import zeros_like_description
 from apoptosis.checkpoint.kinds import Part
 from apoptosis.checkpoint.record import SavedRun
 from apoptosis.errors import ApoptosisError, CheckpointError
+from apoptosis.soundness import check_numbers
 from apoptosis.structure import Example, Plan, copy_with, deliver_, model_tensors
 
 __all__ = ["rebuild"]
@@ -45,6 +46,10 @@ def rebuild(
         raise CheckpointError(
             f"The plan of this checkpoint cannot be carried out on {type(dense).__name__}. {error}"
         ) from error
+    try:
+        check_numbers(made, "The saved network", real=False)
+    except (ModelError, NonFiniteError) as error:
+        raise CheckpointError(str(error)) from error
     _set_extra_state(made, run)
     return made
 

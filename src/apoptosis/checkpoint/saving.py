@@ -19,8 +19,10 @@ from apoptosis.checkpoint.number_types import dtype_name
 from apoptosis.checkpoint.programs import program_digest
 from apoptosis.checkpoint.record import FileSum, SavedRun, present_versions, run_as_json
 from apoptosis.checkpoint.weights import Held, num_bytes, write_weights
-from apoptosis.errors import CheckpointError
+from apoptosis.errors import CheckpointError, ModelError, NonFiniteError
+from apoptosis.reading import RECORD
 from apoptosis.records import Outcome
+from apoptosis.soundness import check_numbers
 from apoptosis.structure import model_tensors
 
 __all__ = ["save"]
@@ -60,10 +62,15 @@ def save(path: str | os.PathLike[str], outcome: Outcome[AnyPlan]) -> Path:
             "give what `prune`, `sparsify` or `load_outcome` returned, or Outcome(model, plan)."
         )
     target = real_folder(path)
+    try:
+        check_numbers(outcome.model, real=False)
+    except (ModelError, NonFiniteError) as error:
+        raise CheckpointError(f"{error} Nothing was written.") from error
     part = part_of(outcome.plan)
     tensors = part.tensors_of(outcome.model)
     plan = part.to_bytes()
     run = _described(outcome, part, tensors, plan)
+    _check_can_be_read(target, {part.file: plan, "run.json": run_as_json(run).encode()})
     needed = num_bytes(tensors) + len(plan) + len(run_as_json(run))
     try:
         _check_may_be_replaced(target)
@@ -71,6 +78,16 @@ def save(path: str | os.PathLike[str], outcome: Outcome[AnyPlan]) -> Path:
     except OSError as error:
         raise CheckpointError(_why_not_written(target, needed, error)) from error
     return Path(path).expanduser()
+
+
+def _check_can_be_read(target: Path, files: dict[str, bytes]) -> None:
+    """A record that `load` would take for a bomb is of no use."""
+    for name, content in files.items():
+        if name.endswith(".json") and len(content) > RECORD:
+            raise CheckpointError(
+                f"{target / name} would have {len(content):,} bytes, and at most {RECORD:,} are read again. Shorten "
+                "settings or history: `dataclasses.replace(outcome, history=())`. Nothing was written."
+            )
 
 
 def _described(

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from apoptosis.checkpoint.folders import sync_file
 from apoptosis.checkpoint.number_types import CODES, DTYPES, dtype_name
 from apoptosis.errors import CheckpointError
+from apoptosis.reading import HEADER, check_length
 from apoptosis.structure import model_tensors
 
 __all__ = [
@@ -123,6 +124,7 @@ def read_weights(
         length = os.fstat(stream.fileno()).st_size
         stream.seek(0)
         start = 8 + int.from_bytes(stream.read(8), "little")
+        check_length("its header", min(start, length) - 8, HEADER)
         entries = json.loads(stream.read(min(start, length) - 8))
         entries.pop("__metadata__", None)
         _check_same_names(entries.keys(), {held.names[0] for held in tensors})
@@ -130,7 +132,7 @@ def read_weights(
             held.names[0]: _laid_out(_read(stream, start, entries, held), held, _row(held, kept))
             for held in tensors
         }
-    except (LookupError, TypeError, ValueError, AttributeError, OSError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OSError, RecursionError) as error:
         raise CheckpointError(
             f"model.safetensors does not hold what run.json says: {str(error)[:300]}. The files were not written "
             "together; save the checkpoint again."

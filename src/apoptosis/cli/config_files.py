@@ -25,6 +25,7 @@ from apoptosis.cli.names import nearest
 from apoptosis.cli.refusals import show_refusal
 from apoptosis.cli.typed_line import key_of
 from apoptosis.errors import ConfigError
+from apoptosis.reading import OPTIONS, read_file
 
 __all__ = ["OWN", "as_toml", "config_option", "key_of", "read_config", "was_given"]
 
@@ -70,15 +71,20 @@ def read_config(path: Path, command: str, commands: Iterable[str]) -> dict[str, 
         ConfigError: there is no such file, it is no TOML, or one option stands twice in one place.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path, OPTIONS).decode()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        why = (
+            (error.strerror or str(error))
+            if isinstance(error, OSError)
+            else "it is no text in UTF-8"
+        )
         raise ConfigError(f"--config {path} cannot be read: {why}. Give a TOML file.") from error
     try:
         content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a TOMLDecodeError is a ValueError
+        why = "it is nested too deep" if isinstance(error, RecursionError) else error
         raise ConfigError(
-            f"--config {path} is no TOML: {error}. A line is `keep-flops = 0.5`; texts stand in quotes, "
+            f"--config {path} is no TOML: {why}. A line is `keep-flops = 0.5`; texts stand in quotes, "
             '`data = "digits"`.'
         ) from error
     others = {name for name in commands if isinstance(content.get(name), dict)}

@@ -18,7 +18,7 @@ MAKERS = ("model", "data", "teacher", "dense")
 """Options whose values may be names of functions."""
 SOURCES = ("timm", "torchvision", "cifar10", "cifar100", "whole")
 """Words before a colon that are no code."""
-OURS = ("run.json", "settings.json", "lock", "*.note")
+OURS = ("run.json", "settings.json", "*.lock", "*.note")
 """By which a folder is known as one that a command has made."""
 
 

@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def check_has_function(name: str) -> None:
     _check_is_file(path)
     try:
         parts = ast.parse(path.read_bytes()).body
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         parts = []
     found = [p.name for p in parts if isinstance(p, ast.FunctionDef) and p.name[:1] != "_"]
     has = f" It has {_some(found)}." if found else ""
@@ -164,7 +165,7 @@ def _from_file(path: Path) -> Any:
 
 def _check_is_file(path: Path) -> None:
     if not path.is_file():
-        near = nearest(path.name, [other.name for other in path.parent.glob("*.py")])
+        near = nearest(path.name, [other.name for other in islice(path.parent.glob("*.py"), 1000)])
         raise ConfigError(f"There is no file {path}.{near}")
 
 

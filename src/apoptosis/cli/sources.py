@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ from apoptosis.models import MODELS
 __all__ = ["NamedModel", "find_model", "make_model", "parse_shape"]
 
 
+LOOKED_AT = 1000
+"""Files of a folder, for one that may have been meant."""
 WEIGHTS = ("weights", "weights_backbone")
 """By which torchvision is asked for weights."""
 
@@ -162,7 +165,7 @@ def _check_is_no_folder(name: str) -> None:
 
 
 def _checkpoints_in(folder: Path) -> list[str]:
-    return [place.name for place in folder.glob("*") if is_checkpoint(place)]
+    return [place.name for place in islice(folder.glob("*"), LOOKED_AT) if is_checkpoint(place)]
 
 
 def _own(name: str) -> NamedModel:

@@ -24,6 +24,7 @@ from apoptosis.cli.subject_options import DataOptions, SubjectOptions
 from apoptosis.cli.weights import load_weights_
 from apoptosis.errors import ApoptosisError, ConfigError, DataError
 from apoptosis.modes import in_eval_mode
+from apoptosis.soundness import check_numbers
 from apoptosis.structure import Structure, trace
 from apoptosis.task import Batch, Task, batch_size, tensors_in
 from apoptosis.training import FitOptions, fit_
@@ -111,6 +112,7 @@ def find_subject(
     named = make_model(options.model, options.dense or ())
     if options.weights is not None:
         load_weights_(named.model, options.weights)
+    check_numbers(named.model, options.model, real=False)
     named.model.to(device).eval()
     data = data or find_named_data(options)
     for batches in (data.scoring, data.evaluation):

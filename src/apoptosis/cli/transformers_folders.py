@@ -17,6 +17,7 @@ from apoptosis.cli.libraries import library
 from apoptosis.cli.named_models import NamedModel
 from apoptosis.cli.names import quoted, sentence
 from apoptosis.errors import ConfigError
+from apoptosis.reading import OPTIONS, read_file
 
 __all__ = ["transformers_model"]
 
@@ -43,7 +44,7 @@ def transformers_model(folder: str) -> NamedModel:
     has_weights = any((Path(folder) / name).is_file() for name in WEIGHTS)
     local = {"local_files_only": True, "trust_remote_code": False}
     try:
-        _check_brings_no_kernel(json.loads(place.read_bytes()))
+        _check_brings_no_kernel(json.loads(read_file(place, OPTIONS)))
         with _offline():
             config = transformers.AutoConfig.from_pretrained(folder, **local)
             architecture = _architecture(transformers, (config.architectures or ["AutoModel"])[0])

@@ -1,7 +1,9 @@
 """Trained weights from a file into a model: every name and shape must fit, and nothing in the file is run."""
 
 import re
+import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ __all__ = ["load_weights_"]
 
 WRAPPERS = ("state_dict", "model")
 """Keys under which training scripts keep the weights beside other things."""
+MOST_PER_NUMBER = 64
+"""Bytes: training scripts keep averages and the optimiser's numbers beside the weights."""
 COUNTERS = "num_batches_tracked"
 """Of batch norms: files of older versions of torch have none, and eval mode does not read them."""
 
@@ -49,12 +53,26 @@ def load_weights_(model: nn.Module, path: Path) -> None:
         raise CheckpointError(
             f"The weights {path}: it {what}. Give a file .safetensors, or one that torch.save has written."
         )
+    _check_size(path, sum(t.numel() for t in model.state_dict().values() if isinstance(t, Tensor)))
     found = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
     found, masks = without_torch_masks(found)
     _check_fits(model, found, path)
     model.load_state_dict(found, strict=False)  # tied tensors may stand in a file under one name
     if masks:
         keep_masks_(model, masks)
+
+
+def _check_size(path: Path, num: int) -> None:
+    """What would be read is about as much as the model can take, also once it is unpacked."""
+    size, most = path.stat().st_size, 2**28 + MOST_PER_NUMBER * num
+    if zipfile.is_zipfile(path):
+        with suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as held:
+            size = max(size, sum(member.file_size for member in held.infolist()))
+    if size > most:
+        raise CheckpointError(
+            f"The weights {path} take {size:,} bytes, and the model has {num:,} numbers: at most {most:,} are read. "
+            "Give the weights of this model alone."
+        )
 
 
 def _load_checkpoint_(model: nn.Module, path: Path) -> None:

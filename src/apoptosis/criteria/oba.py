@@ -14,6 +14,7 @@ from torch import nn
 from apoptosis.criteria.scores import Scores, trainable
 from apoptosis.curvature import curvature_product
 from apoptosis.modes import in_eval_mode
+from apoptosis.soundness import check_numbers
 from apoptosis.task import Batch, Task
 
 __all__ = ["oba"]
@@ -44,6 +45,7 @@ def oba(
     >>> scores.values["weight"].shape
     torch.Size([2, 3])
     """
+    check_numbers(model)
     wants_gradient = first_order != 0
     with in_eval_mode(model):
         found = curvature_product(

@@ -16,6 +16,7 @@ from apoptosis.criteria.scores import Scores, trainable
 from apoptosis.curvature import curvature_diagonal, fisher_diagonal
 from apoptosis.errors import ConfigError
 from apoptosis.modes import in_eval_mode
+from apoptosis.soundness import check_numbers
 from apoptosis.task import Batch, Task
 
 __all__ = ["obd"]
@@ -51,6 +52,7 @@ def obd(  # noqa: PLR0913 - three diagonals, each with its own dial
         raise ConfigError(
             f"The diagonal {diagonal!r} was asked for; there are {', '.join(DIAGONALS)}."
         )
+    check_numbers(model)
     with in_eval_mode(model):
         if diagonal == "fisher":
             found = fisher_diagonal(model, batches, task, labels=labels, seed=seed)

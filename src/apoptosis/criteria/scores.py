@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from apoptosis.errors import ModelError
+from apoptosis.soundness import check_numbers
 
 __all__ = ["Scores", "trainable"]
 
@@ -38,8 +39,10 @@ def trainable(model: nn.Module) -> dict[str, Tensor]:
     """The parameters that are scored, by name, without their graph.
 
     Raises:
-        ModelError: there are none.
-    """
+        ModelError: there are none, or weights are no real numbers.
+        NonFiniteError: one is NaN or infinite.
+    """  # noqa: DOC502 - by `check_numbers`
+    check_numbers(model)
     found = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
     if not found:
         raise ModelError(

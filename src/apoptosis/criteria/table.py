@@ -26,6 +26,7 @@ from apoptosis.criteria.scores import Scores
 from apoptosis.criteria.taylor import taylor, taylor_units
 from apoptosis.errors import ConfigError
 from apoptosis.modes import outside_inference_mode
+from apoptosis.soundness import check_numbers
 from apoptosis.structure import Structure
 from apoptosis.task import Batch, Task
 
@@ -71,6 +72,7 @@ class Criterion:
         aggregation: Aggregation | str | None = None,
     ) -> UnitScores:
         """Score the units of a model; `aggregation` is the criterion's own unless given."""
+        check_numbers(model)
         if self.score is not None:
             scores = self.score(model, batches, task)
             found = unit_scores(scores, structure, self.gathered(aggregation))

@@ -24,6 +24,7 @@ from apoptosis.criteria.scores import Scores, trainable
 from apoptosis.curvature import Place, Seen, mean_gradient, visit_activations
 from apoptosis.errors import ConfigError, ModelError
 from apoptosis.modes import in_eval_mode
+from apoptosis.soundness import check_numbers
 from apoptosis.structure import Group, Site, Structure
 from apoptosis.task import Batch, Task, tensors_in
 
@@ -42,6 +43,7 @@ def taylor(
     micro_batch: int | None = None,
 ) -> Scores:
     """θ ⊙ g, signed, in eval mode."""
+    check_numbers(model)
     with in_eval_mode(model):
         found = mean_gradient(model, batches, task, micro_batch=micro_batch)
     parameters = trainable(model)

@@ -186,11 +186,12 @@ class _Bounded(io.BufferedIOBase):
 
     def __init__(self, path: Path) -> None:
         self._path, self._given = path, 0
-        self._file = self._stream = open_file(path)
+        self._file = open_file(path)
+        self._stream: Any = self._file
         is_zipped = self._file.read(2) == b"\x1f\x8b"
         self._file.seek(0)
         if is_zipped:  # tarfile could unzip by itself, and would not compare sums
-            self._stream = cast(BinaryIO, gzip.GzipFile(fileobj=self._file))
+            self._stream = gzip.GzipFile(fileobj=self._file)
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Some bytes, and never more than are left until the limit."""

@@ -21,6 +21,7 @@ from apoptosis.errors import DataError, ModelError
 from apoptosis.masks import MaskPlan
 from apoptosis.modes import in_eval_mode, outside_inference_mode
 from apoptosis.progress import track
+from apoptosis.soundness import check_numbers
 from apoptosis.structure import CutProgram, Plan, copy_with
 from apoptosis.task import Batch, Task
 
@@ -39,7 +40,8 @@ def batch_norm(
 
     Raises:
         DataError: there are no samples, or a batch holds too few to have a variance.
-    """
+        NonFiniteError: NaN, infinity, or numbers too large reach a norm.
+    """  # noqa: DOC502 - by `check_numbers`
     task = task or Task.classification()
     mended = copy_with(small, {})
     norms = check_has_batch_norms(mended)
@@ -57,6 +59,7 @@ def batch_norm(
     for norm, total in zip(norms, totals, strict=True):
         if total.count:
             total.write_to_(norm)
+    check_numbers(mended, "The network with batch norms measured anew", real=False)
     return mended
 
 

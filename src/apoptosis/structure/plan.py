@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from apoptosis.errors import PlanMismatchError
+from apoptosis.reading import INDICES
 from apoptosis.structure.attributes import Attribute
 from apoptosis.structure.axes import Indices
 from apoptosis.structure.basis import Basis
@@ -198,6 +199,7 @@ class Plan:
                     f"The plan has format {data['format']}; this version reads format {FORMAT}. "
                     "Make the plan again, or use the version that wrote it."
                 )
+            _check_total(data)
             return _read(data)
         except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
             if isinstance(error, PlanMismatchError):
@@ -205,6 +207,16 @@ class Plan:
             raise PlanMismatchError(
                 f"This is no plan: {type(error).__name__}: {error}. A plan is the text of `Plan.to_json()`, unchanged."
             ) from error
+
+
+def _check_total(data: Mapping[str, Any]) -> None:
+    """A run of units takes a few letters, however many they are; counted before they are written out."""
+    kept = [group["kept"] for group in data["groups"].values() if group["kept"] is not None]
+    kept += [own for cut in data["tensors"] for own in cut["kept"].values()]
+    kept += [scaling["rows"] for scaling in data["scalings"]]
+    total = sum(_whole(last) - _whole(first) + 1 for own in kept for first, last in own)
+    if total > INDICES:
+        raise ValueError(f"it names {total:,} units, and at most {INDICES:,} are read")
 
 
 def _read(data: Mapping[str, Any]) -> Plan:
@@ -221,7 +233,7 @@ def _read(data: Mapping[str, Any]) -> Plan:
             AttributeChange(
                 Attribute(
                     _text(c["module"]),
-                    _text(c["name"]),
+                    _attribute(c["name"]),
                     None if c["place"] is None else _whole(c["place"]),
                 ),
                 _whole(c["old"]),
@@ -275,6 +287,13 @@ def _names(value: Any) -> tuple[str, ...]:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _attribute(value: Any) -> str:
+    """An attribute that a network may hold a size in; what Python keeps of its own is out of reach."""
+    if any(not part.isidentifier() or part.startswith("__") for part in _text(value).split(".")):
+        raise ValueError(f"{value!r} is no name of a size")
     return value
 
 

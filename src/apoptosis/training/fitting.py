@@ -24,6 +24,7 @@ from apoptosis.checkpoint import Journal
 from apoptosis.errors import ConfigError, DataError, ModelError, NonFiniteError
 from apoptosis.modes import check_not_of_inference, in_train_mode, outside_inference_mode
 from apoptosis.progress import track
+from apoptosis.soundness import check_numbers
 from apoptosis.task import Batch, Task, check_derivable
 from apoptosis.training.evaluation import Evaluation, evaluate
 from apoptosis.training.layout import channels_last
@@ -126,6 +127,7 @@ def fit_(  # noqa: PLR0913 - three may be said, and none must be
             own = track(at_pass(batches, number), f"epoch {number + 1}", num_batches)
             loss = _run_epoch(state, own, aim, rates)
             _check_finite(loss, number, options)
+            check_numbers(model, f"After epoch {number + 1} the network", real=False)
             with _autocast(model, options):
                 judged = None if validation is None else evaluate(model, validation, task)
             epochs.append(Epoch(loss, rate, time.perf_counter() - start, judged))

@@ -11,12 +11,14 @@ from torch.utils._pytree import tree_map_only
 
 from apoptosis.errors import ApoptosisError, ConfigError, DataError
 from apoptosis.planning import Budget, Selection
+from apoptosis.soundness import check_numbers
 from apoptosis.task import Batch, Task, check_derivable
 
 __all__ = [
     "as_arguments",
     "check_choices",
     "check_data",
+    "check_material",
     "check_number",
     "check_task",
     "failures_explained",
@@ -44,6 +46,18 @@ def check_data(batches: Any) -> None:
             f"The batches are a {type(batches).__name__} that can be read only once, and every step reads them. Give a "
             "list or a DataLoader."
         )
+
+
+def check_material(model: Any, batches: Any) -> None:
+    """Refuse batches that cannot be read once per step, and a network with numbers that nothing good can come of.
+
+    Raises:
+        DataError: the batches are such.
+        ModelError: the network is no module, its weights are integers or complex, or a variance is below zero.
+        NonFiniteError: there is NaN or infinity in it.
+    """  # noqa: DOC502 - by the functions that are called
+    check_data(batches)
+    check_numbers(model, "The network to prune")
 
 
 def check_choices(  # noqa: PLR0913 - arguments of `prune`, one by one

@@ -38,6 +38,7 @@ from apoptosis.errors import CheckpointError, ConfigError, DataError, NonFiniteE
 from apoptosis.modes import outside_inference_mode
 from apoptosis.planning import Budget
 from apoptosis.progress import track
+from apoptosis.soundness import check_numbers
 from apoptosis.structure import Structure, network_digest, trace
 from apoptosis.task import Batch, Task
 from apoptosis.training import evaluate, fit_
@@ -151,7 +152,9 @@ class _Ground:
 
     @cached_property
     def model(self) -> nn.Module:
-        return self._model if isinstance(self._model, nn.Module) else self._model(self.seed)
+        found = self._model if isinstance(self._model, nn.Module) else self._model(self.seed)
+        check_numbers(found, "The network to compare on")
+        return found
 
     @cached_property
     def data(self) -> ContestData:

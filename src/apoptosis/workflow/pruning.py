@@ -24,6 +24,7 @@ from apoptosis.planning import Budget, Limits, Selection, check_reachable, spend
 from apoptosis.progress import track
 from apoptosis.records import Outcome, ScoreSummary, StepRecord
 from apoptosis.repair import Repair, find_repairs, repair_name
+from apoptosis.soundness import check_numbers
 from apoptosis.structure import (
     CutProgram,
     Example,
@@ -37,7 +38,7 @@ from apoptosis.task import Batch, Task
 from apoptosis.training import at_pass
 from apoptosis.workflow.arguments import (
     check_choices,
-    check_data,
+    check_material,
     failures_explained,
     first_sample,
 )
@@ -116,7 +117,8 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         ConfigError: an unknown criterion, less than one step, or repairs in an order that undoes one of them.
         DataError: there are no batches, or they can be read only once.
         ModelError: the network is delivered as a program, and what was asked for needs modules; or what was delivered
-            does not run on the first batch.
+            does not run on the first batch; or its weights are integers or complex.
+        NonFiniteError: it has NaN or infinity among its weights or statistics, or gets some by a repair.
 
     >>> from apoptosis.data import digits
     >>> from apoptosis.models import digits_cnn
@@ -124,9 +126,9 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     >>> [f"{spent.what} {spent.asked:.0%}" for spent in outcome.spent if spent.asked < 1]
     ['flops 50%']
     """
-    check_data(batches)
     check_not_of_inference(model)
     check_choices(budget, steps, repair, task, selection, align=align)
+    check_material(model, batches)
     asked = Told(
         criterion=criterion,
         steps=steps,
@@ -273,7 +275,9 @@ class _Mends:
         self.done, self.left_out = [], {}
         for mend in self.repairs:
             try:
-                small = mend(self.dense, small, plan, at_pass(self.batches, 0), self.task)
+                mended = mend(self.dense, small, plan, at_pass(self.batches, 0), self.task)
+                check_numbers(mended, f"The network after {name_of(mend)}", real=False)
+                small = mended
             except (ModelError, NonFiniteError) as error:
                 is_program = isinstance(error, ModelError) and isinstance(small, CutProgram)
                 if self.were_asked_for and (last or not is_program):

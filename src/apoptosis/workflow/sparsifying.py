@@ -27,6 +27,7 @@ from apoptosis.progress import track
 from apoptosis.records import Outcome, ScoreSummary, Spending, StepRecord
 from apoptosis.repair import batch_norm as mend_batch_norms
 from apoptosis.repair import check_has_batch_norms
+from apoptosis.soundness import check_numbers
 from apoptosis.structure import model_tensors
 from apoptosis.task import Batch, Task
 from apoptosis.workflow.arguments import check_data, check_number, check_task, failures_explained
@@ -84,6 +85,8 @@ def sparsify(  # noqa: PLR0913 - each word is one a user may want to say, and no
         BudgetError: a layer would lose its last weight, and `sparsity` does not allow it.
         ConfigError: an unknown word, or a criterion of units.
         DataError: there are no batches, or they can be read only once.
+        ModelError: weights are integers or complex.
+        NonFiniteError: there is NaN or infinity among weights or statistics, or batch norms measure some.
 
     >>> from apoptosis.data import digits
     >>> from apoptosis.models import digits_cnn
@@ -96,6 +99,7 @@ def sparsify(  # noqa: PLR0913 - each word is one a user may want to say, and no
     check_not_of_inference(model)
     check_task(task)
     _check_choices(sparsity, batch_norm)
+    check_numbers(model, "The network to sparsify")
     how = criterion if isinstance(criterion, Criterion) else find_criterion(criterion)
     stages = default_stages(how) if stages is None else stages
     check_number("stages", stages)
