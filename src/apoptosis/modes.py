@@ -1,7 +1,7 @@
 """Train and eval flags, set for a while and put back; and calls from within `torch.inference_mode()`.
 
 Flags are per module: a network in train mode may hold norms that someone froze in eval mode. So what is put back is
-every module's own flag, not `model.train()`.
+every module's own flag, not `model.train()`. Inside the block no other thread works on the network.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from apoptosis.errors import ModelError
+from apoptosis.turns import alone
 
 __all__ = ["in_eval_mode", "in_train_mode", "check_not_of_inference", "outside_inference_mode"]
 
@@ -74,10 +75,11 @@ def in_train_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    found = [(module, module.training) for module in model.modules()]
-    try:
-        model.train(training)
-        yield
-    finally:
-        for module, flag in found:
-            module.training = flag
+    with alone(model):
+        found = [(module, module.training) for module in model.modules()]
+        try:
+            model.train(training)
+            yield
+        finally:
+            for module, flag in found:
+                module.training = flag

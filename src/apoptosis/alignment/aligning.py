@@ -30,6 +30,7 @@ from apoptosis.masks import masks_of
 from apoptosis.progress import track
 from apoptosis.structure import Group, Structure, copy_with, mark_turned_, model_tensors
 from apoptosis.task import Batch, Task
+from apoptosis.turns import one_at_a_time
 
 __all__ = ["Aligned", "align_heads"]
 
@@ -50,6 +51,7 @@ class Aligned:
     left_alone: dict[str, str]
 
 
+@one_at_a_time
 def align_heads(
     model: nn.Module,
     structure: Structure,

@@ -8,7 +8,6 @@ of the loss alone.
 All of this is global to the process, so threads take turns.
 """
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -17,9 +16,12 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
+from apoptosis.turns import alone
+
 __all__ = ["contained"]
 
-_TURN = threading.RLock()
+_PLACE = object()
+"""Held by the one thread that is in here."""
 _GRADIENT_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 
 
@@ -29,7 +31,7 @@ def contained(model: nn.Module, *, checkpoints: bool = True) -> Iterator[None]:
     tensors = (*model.parameters(), *model.buffers())
     cuda = sorted({tensor.device.index or 0 for tensor in tensors if tensor.is_cuda})
     with ExitStack() as stack:
-        stack.enter_context(_TURN)
+        stack.enter_context(alone(model, _PLACE))
         stack.enter_context(torch.random.fork_rng(devices=cuda))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_checkpoints(followed=checkpoints))

@@ -33,6 +33,7 @@ from apoptosis.curvature.switches import Kind, Switches
 from apoptosis.errors import ConfigError, DataError
 from apoptosis.progress import track
 from apoptosis.task import Batch, Task, batch_size
+from apoptosis.turns import one_at_a_time
 
 __all__ = ["GATE_FORMS", "Gate", "GateCurvature", "GateOptions", "gate_curvature"]
 
@@ -65,6 +66,7 @@ class GateOptions:
         check_draws(self.draws)
 
 
+@one_at_a_time
 def gate_curvature(
     model: nn.Module,
     batches: Iterable[Batch],

@@ -25,6 +25,7 @@ from apoptosis.curvature.problem import Curvature, Pass, Problem, mean_over, pos
 from apoptosis.curvature.switches import Kind, Switches
 from apoptosis.errors import ConfigError
 from apoptosis.task import Batch, Task, batch_size
+from apoptosis.turns import one_at_a_time
 
 __all__ = ["fisher_diagonal", "mean_gradient"]
 
@@ -33,6 +34,7 @@ _FISHER = replace(_GRADIENT, name="fisher")
 _CHUNK_BYTES = 2**28
 
 
+@one_at_a_time
 def mean_gradient(
     model: nn.Module,
     batches: Iterable[Batch],

@@ -41,6 +41,7 @@ from apoptosis.curvature.problem import check_devices, constant, pieces
 from apoptosis.errors import DataError, NonFiniteError
 from apoptosis.progress import track
 from apoptosis.task import Batch, Task, batch_size
+from apoptosis.turns import one_at_a_time
 
 __all__ = ["LayerMoments", "Moments", "layer_moments"]
 
@@ -82,6 +83,7 @@ class LayerMoments:
     count: int
 
 
+@one_at_a_time
 def layer_moments(  # noqa: PLR0913 - whose, on what, and a word on each choice
     model: nn.Module,
     batches: Iterable[Batch],

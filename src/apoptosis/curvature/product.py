@@ -28,10 +28,12 @@ from apoptosis.curvature.switches import find_kind
 from apoptosis.curvature.tangents import TangentMode
 from apoptosis.errors import ModelError
 from apoptosis.task import Batch, Task, tensors_in
+from apoptosis.turns import one_at_a_time
 
 __all__ = ["curvature_product"]
 
 
+@one_at_a_time
 def curvature_product(  # noqa: PLR0913 - one question, seven answers a user may want to give
     model: nn.Module,
     batches: Iterable[Batch],

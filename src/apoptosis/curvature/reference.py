@@ -28,10 +28,12 @@ from apoptosis.curvature.problem import Curvature, Pass, Problem, mean_over, pos
 from apoptosis.curvature.switches import find_kind
 from apoptosis.errors import ModelError
 from apoptosis.task import Batch, Task
+from apoptosis.turns import one_at_a_time
 
 __all__ = ["reference_product"]
 
 
+@one_at_a_time
 def reference_product(
     model: nn.Module,
     batches: Iterable[Batch],

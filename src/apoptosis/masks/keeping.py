@@ -24,6 +24,7 @@ from apoptosis.errors import ConfigError
 from apoptosis.masks.plan import Mask, MaskPlan, check_fits, fingerprint
 from apoptosis.modes import outside_inference_mode
 from apoptosis.structure import copy_with
+from apoptosis.turns import one_at_a_time
 
 __all__ = ["mask", "mask_", "mask_optimizer_", "masks_of", "release_"]
 
@@ -33,6 +34,7 @@ _PLACE = "_kept_masks"
 
 
 @outside_inference_mode
+@one_at_a_time
 def mask(model: AnyModel, masks: MaskPlan) -> AnyModel:
     """A copy whose removed weights are zero, and stay so; the given model is untouched.
 
@@ -51,6 +53,7 @@ def mask(model: AnyModel, masks: MaskPlan) -> AnyModel:
 
 
 @outside_inference_mode
+@one_at_a_time
 def mask_(model: AnyModel, masks: MaskPlan) -> AnyModel:
     """Zero the removed weights where they are and keep them so, in the place of any masks of before.
 

@@ -24,11 +24,13 @@ from apoptosis.progress import track
 from apoptosis.soundness import check_numbers
 from apoptosis.structure import CutProgram, Plan, copy_with
 from apoptosis.task import Batch, Task
+from apoptosis.turns import one_at_a_time
 
 __all__ = ["batch_norm", "check_has_batch_norms"]
 
 
 @outside_inference_mode
+@one_at_a_time
 def batch_norm(
     dense: nn.Module,  # noqa: ARG001 - called like every repair
     small: nn.Module,

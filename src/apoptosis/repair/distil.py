@@ -26,6 +26,7 @@ from apoptosis.repair.reaching import shadow
 from apoptosis.structure import Plan, copy_with
 from apoptosis.task import Batch, Task
 from apoptosis.training import FitOptions, at_pass, fit_
+from apoptosis.turns import one_at_a_time
 
 __all__ = ["Distil"]
 
@@ -61,6 +62,7 @@ class Distil:
             )
 
     @outside_inference_mode
+    @one_at_a_time
     def __call__(
         self,
         dense: nn.Module,

@@ -32,6 +32,7 @@ from torch.utils._pytree import tree_map_only
 from apoptosis.repair.memory import is_full, room_on
 from apoptosis.repair.reaching import Passed, Station, first_of, noting, num_samples_of
 from apoptosis.task import Batch, Task, tensors_in
+from apoptosis.turns import acting_for, holder
 
 __all__ = ["March", "OutOfStepError", "Stop", "march", "num_bytes"]
 
@@ -259,6 +260,7 @@ class _Run:
         self._error: BaseException | None = None
         self._is_done = self._is_stopped = False
         self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
+        self._holder = holder()
         self._thread = threading.Thread(target=self._run, args=(model, batch, task), daemon=True)
         self._thread.start()
 
@@ -294,7 +296,8 @@ class _Run:
         self._go.acquire()
         try:
             if not self._is_stopped:
-                with torch.no_grad():  # each thread has a mode of its own
+                # Each thread has a mode of its own, and this one works for the one that waits for it.
+                with torch.no_grad(), acting_for(self._holder):
                     args, kwargs = tree_map_only(Tensor, Tensor.clone, task.inputs(batch))
                     self.output = task.outputs(model(*args, **kwargs))
         except _StoppedError:

@@ -37,6 +37,7 @@ from apoptosis.repair.reaching import quietly, shadow
 from apoptosis.repair.survey import Layer, check_are_modules, check_fits, look_around
 from apoptosis.structure import Plan, copy_with
 from apoptosis.task import Batch, Task
+from apoptosis.turns import one_at_a_time
 
 __all__ = ["LayerFit", "Refit", "Refitted"]
 
@@ -79,6 +80,7 @@ class Refit:
                 f"rounds={self.rounds!r} was asked for; it is a whole number from 0 on."
             )
 
+    @one_at_a_time
     def __call__(
         self,
         dense: nn.Module,

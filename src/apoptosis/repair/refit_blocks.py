@@ -33,6 +33,7 @@ from apoptosis.repair.refit import Refit, Refitted
 from apoptosis.repair.survey import Layer, check_are_modules, check_fits, look_around
 from apoptosis.structure import Plan, copy_with
 from apoptosis.task import Batch, Task
+from apoptosis.turns import one_at_a_time
 
 __all__ = ["RefitBlocks"]
 
@@ -66,6 +67,7 @@ class RefitBlocks:
                 f"learning_rate={self.learning_rate!r} was asked for; it is a number above 0."
             )
 
+    @one_at_a_time
     def __call__(
         self,
         dense: nn.Module,

@@ -19,11 +19,13 @@ from apoptosis.structure.recording import Example
 from apoptosis.structure.rewriting import CutProgram
 from apoptosis.structure.surgery import AnyModel, check_fits, cut_module
 from apoptosis.structure.tracing import trace
+from apoptosis.turns import one_at_a_time
 
 __all__ = ["carry_out", "cut", "deliver_", "why_not_run"]
 
 
 @outside_inference_mode
+@one_at_a_time
 def cut(model: AnyModel, plan: Plan, *, example_inputs: Any = None) -> AnyModel | CutProgram:
     """A new, smaller model; the given one is untouched.
 

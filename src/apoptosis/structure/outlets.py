@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from apoptosis.structure.program import Call, ModuleCall, Program, Value, values_in
 from apoptosis.structure.recording import Example, model_tensors, record
+from apoptosis.turns import one_at_a_time
 
 __all__ = ["Outlet", "Spot", "find_outlets"]
 
@@ -104,6 +105,7 @@ class Outlet:
         return a, c
 
 
+@one_at_a_time
 def find_outlets(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], layers: Mapping[str, int]
 ) -> dict[str, Outlet]:

@@ -50,6 +50,7 @@ from apoptosis.structure.program import (
 )
 from apoptosis.structure.randomness import random_state_put_back, state_outside_torch
 from apoptosis.structure.read_sizes import ReadSize, read_shape
+from apoptosis.turns import alone
 
 __all__ = ["Example", "line_of", "model_tensors", "record"]
 
@@ -106,10 +107,10 @@ def record(
     Raises:
         RuntimeError: called from the forward of a model that is being recorded.
     """
-    if _RECORDING.locked() and threading.get_ident() == _RECORDER_THREAD.get("ident"):
+    if threading.get_ident() == _RECORDER_THREAD.get("ident"):
         raise RuntimeError("a model is being traced already; its forward cannot trace another")
     example = example.map(Tensor.clone)  # forward may write to its inputs
-    with _RECORDING:
+    with alone(model, _RECORDING):
         _RECORDER_THREAD["ident"] = threading.get_ident()
         try:
             return _recorded(model, example, training=training, like=like)
@@ -117,9 +118,8 @@ def record(
             _RECORDER_THREAD.clear()
 
 
-_RECORDING = (
-    threading.Lock()
-)  # torch has one place for a mode on the pre-dispatch key, for all threads
+_RECORDING = object()
+"""Held by the thread that records: torch has one place for a mode on the pre-dispatch key, for all threads."""
 _RECORDER_THREAD: dict[str, int] = {}
 
 

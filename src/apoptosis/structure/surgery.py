@@ -19,6 +19,7 @@ from apoptosis.structure.mirrors import refresh_sizes
 from apoptosis.structure.multihead import CutAttention
 from apoptosis.structure.plan import Plan, TensorCut, fingerprint_of
 from apoptosis.structure.recording import model_tensors
+from apoptosis.turns import one_at_a_time
 
 __all__ = [
     "check_basis",
@@ -35,6 +36,7 @@ AnyModel = TypeVar("AnyModel", bound=nn.Module)
 
 
 @outside_inference_mode
+@one_at_a_time
 def zero(model: AnyModel, plan: Plan) -> AnyModel:
     """A copy of full size in which every entry that the plan removes is zero.
 
@@ -165,6 +167,7 @@ def _cut_state(state: Tensor, parameter: Tensor, cut: TensorCut | None) -> Tenso
     return state.detach().clone()
 
 
+@one_at_a_time
 def copy_with(model: AnyModel, replacements: dict[int, Tensor]) -> AnyModel:
     """A deep copy in which some tensors, by identity, are others."""
     memo: dict[int, Any] = dict(replacements)

@@ -22,10 +22,12 @@ from apoptosis.structure.randomness import random_state_put_back
 from apoptosis.structure.recording import Example, line_of, model_tensors, record
 from apoptosis.structure.structure import Structure
 from apoptosis.structure.surgery import copy_with
+from apoptosis.turns import one_at_a_time
 
 __all__ = ["trace"]
 
 
+@one_at_a_time
 def trace(model: nn.Module, example_inputs: Any) -> "Structure":
     """Run a model once and solve its axes.
 

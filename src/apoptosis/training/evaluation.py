@@ -12,6 +12,7 @@ from apoptosis.errors import DataError
 from apoptosis.modes import in_eval_mode
 from apoptosis.progress import track
 from apoptosis.task import Batch, Task
+from apoptosis.turns import one_at_a_time
 
 __all__ = ["Evaluation", "evaluate"]
 
@@ -29,6 +30,7 @@ class Evaluation:
         return {"loss": self.loss, "metrics": dict(self.metrics), "count": self.count}
 
 
+@one_at_a_time
 def evaluate(model: nn.Module, batches: Iterable[Batch], task: Task | None = None) -> Evaluation:
     """Mean loss and metrics; classification unless `task` says otherwise.
 

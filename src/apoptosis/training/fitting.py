@@ -30,6 +30,7 @@ from apoptosis.training.evaluation import Evaluation, evaluate
 from apoptosis.training.layout import channels_last
 from apoptosis.training.options import FitOptions
 from apoptosis.training.progress_notes import FitState, Noted, noted_state, write_state
+from apoptosis.turns import one_at_a_time
 
 __all__ = ["Epoch", "Fit", "at_pass", "fit_"]
 
@@ -61,6 +62,7 @@ class Fit:
 
 
 @outside_inference_mode
+@one_at_a_time
 def fit_(  # noqa: PLR0913 - three may be said, and none must be
     model: nn.Module,
     batches: Iterable[Batch],

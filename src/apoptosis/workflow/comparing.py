@@ -42,6 +42,7 @@ from apoptosis.soundness import check_numbers
 from apoptosis.structure import Structure, network_digest, trace
 from apoptosis.task import Batch, Task
 from apoptosis.training import evaluate, fit_
+from apoptosis.turns import one_at_a_time
 from apoptosis.workflow.arguments import check_data, first_sample
 from apoptosis.workflow.contest import (
     BASELINES,
@@ -74,6 +75,7 @@ class Notes(Protocol):
 
 
 @outside_inference_mode
+@one_at_a_time
 def compare(
     model: nn.Module | Callable[[int], nn.Module],
     contestants: Iterable[Contestant | str],

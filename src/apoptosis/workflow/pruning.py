@@ -36,6 +36,7 @@ from apoptosis.structure import (
 )
 from apoptosis.task import Batch, Task
 from apoptosis.training import at_pass
+from apoptosis.turns import one_at_a_time
 from apoptosis.workflow.arguments import (
     check_choices,
     check_material,
@@ -63,6 +64,7 @@ __all__ = ["default_selection", "prune"]
 
 
 @outside_inference_mode
+@one_at_a_time
 def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none must be said
     model: nn.Module,
     batches: Iterable[Batch],

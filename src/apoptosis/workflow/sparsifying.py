@@ -30,6 +30,7 @@ from apoptosis.repair import check_has_batch_norms
 from apoptosis.soundness import check_numbers
 from apoptosis.structure import model_tensors
 from apoptosis.task import Batch, Task
+from apoptosis.turns import one_at_a_time
 from apoptosis.workflow.arguments import check_data, check_number, check_task, failures_explained
 from apoptosis.workflow.delivering import check_runs
 from apoptosis.workflow.notes import note_masks, noted_masks, with_network
@@ -49,6 +50,7 @@ DEFAULT_STAGES = 20
 
 
 @outside_inference_mode
+@one_at_a_time
 def sparsify(  # noqa: PLR0913 - each word is one a user may want to say, and none must be said
     model: nn.Module,
     batches: Iterable[Batch] | None,
