@@ -62,12 +62,12 @@ def save(path: str | os.PathLike[str], outcome: Outcome[AnyPlan]) -> Path:
             "give what `prune`, `sparsify` or `load_outcome` returned, or Outcome(model, plan)."
         )
     target = real_folder(path)
+    part = part_of(outcome.plan)
+    tensors = part.tensors_of(outcome.model)
     try:
         check_numbers(outcome.model, real=False)
     except (ModelError, NonFiniteError) as error:
         raise CheckpointError(f"{error} Nothing was written.") from error
-    part = part_of(outcome.plan)
-    tensors = part.tensors_of(outcome.model)
     plan = part.to_bytes()
     run = _described(outcome, part, tensors, plan)
     _check_can_be_read(target, {part.file: plan, "run.json": run_as_json(run).encode()})
