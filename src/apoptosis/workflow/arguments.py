@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from apoptosis.errors import ApoptosisError, ConfigError, DataError
+from apoptosis.modes import check_not_of_inference
 from apoptosis.planning import Budget, Selection
 from apoptosis.soundness import check_numbers
 from apoptosis.task import Batch, Task, check_derivable
@@ -58,6 +59,7 @@ def check_material(model: Any, batches: Any) -> None:
     """  # noqa: DOC502 - by the functions that are called
     check_data(batches)
     check_numbers(model, "The network to prune")
+    check_not_of_inference(model)
 
 
 def check_choices(  # noqa: PLR0913 - arguments of `prune`, one by one

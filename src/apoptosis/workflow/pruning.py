@@ -19,7 +19,7 @@ from torch import nn
 from apoptosis.checkpoint import Journal
 from apoptosis.criteria import Aggregation, Criterion, UnitScores
 from apoptosis.errors import ModelError, NonFiniteError, PlanMismatchError
-from apoptosis.modes import check_not_of_inference, outside_inference_mode
+from apoptosis.modes import outside_inference_mode
 from apoptosis.planning import Budget, Limits, Selection, check_reachable, spending
 from apoptosis.progress import track
 from apoptosis.records import Outcome, ScoreSummary, StepRecord
@@ -128,7 +128,6 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     >>> [f"{spent.what} {spent.asked:.0%}" for spent in outcome.spent if spent.asked < 1]
     ['flops 50%']
     """
-    check_not_of_inference(model)
     check_choices(budget, steps, repair, task, selection, align=align)
     check_material(model, batches)
     asked = Told(
@@ -278,7 +277,7 @@ class _Mends:
         for mend in self.repairs:
             try:
                 mended = mend(self.dense, small, plan, at_pass(self.batches, 0), self.task)
-                check_numbers(mended, f"The network after {name_of(mend)}", real=False)
+                check_numbers(mended, f"The network after {repair_name(mend)}", real=False)
                 small = mended
             except (ModelError, NonFiniteError) as error:
                 is_program = isinstance(error, ModelError) and isinstance(small, CutProgram)
