@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from apoptosis.errors import ModelError, NonFiniteError
+from apoptosis.errors import ConfigError, ModelError, NonFiniteError
 
-__all__ = ["check_numbers", "is_sound"]
+__all__ = ["check_default_device", "check_numbers", "is_sound"]
 
 STATISTICS = ("running_mean", "running_var")
 
@@ -28,6 +28,7 @@ def check_numbers(model: nn.Module, what: str = "The network", *, real: bool = T
         real: whether weights that are integers or complex are refused too: they can be kept, and not scored.
 
     Raises:
+        ConfigError: numbers would be made on another device than the CPU.
         ModelError: a weight is of another kind, or a variance is below zero.
         NonFiniteError: there is NaN or infinity.
 
@@ -40,18 +41,15 @@ def check_numbers(model: nn.Module, what: str = "The network", *, real: bool = T
     ...     print(str(error).split(".")[0])
     The network has NaN in 'bias'
     """
+    if real:
+        check_default_device()
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ModelError(f"{what} is a {type(model).__name__}. Give a torch.nn.Module.")
     for name, parameter in model.named_parameters():
         if is_lazy(parameter) or parameter.is_meta:
             continue
-        if real and not parameter.is_floating_point() and parameter.dtype != torch.bool:
-            kind = str(parameter.dtype).removeprefix("torch.")
-            raise ModelError(
-                f"{what} has weights of type {kind} in {name!r}. Weights are scored and mended as real numbers: give a "
-                "network in floating point (dequantised, or with real and imaginary parts apart), or hold what is no "
-                "weight as a buffer."
-            )
+        if real:
+            _check_real(name, parameter, what)
         if not is_sound(parameter) and not _is_frozen_mask(parameter):
             raise NonFiniteError(
                 f"{what} has {_found(parameter)} in {name!r}. Look where it comes from: the data that it was trained "
@@ -71,6 +69,30 @@ def check_numbers(model: nn.Module, what: str = "The network", *, real: bool = T
                 f"{what} has variances below zero in {name!r} (the least is {float(buffer.min()):g}), of which no norm "
                 "can take a root. Measure them anew, or take another copy of the weights."
             )
+
+
+def _check_real(name: str, parameter: Tensor, what: str) -> None:
+    if not parameter.is_floating_point() and parameter.dtype != torch.bool:
+        kind = str(parameter.dtype).removeprefix("torch.")
+        raise ModelError(
+            f"{what} has weights of type {kind} in {name!r}. Weights are scored and mended as real numbers: give a "
+            "network in floating point (dequantised, or with real and imaginary parts apart), or hold what is no "
+            "weight as a buffer."
+        )
+
+
+def check_default_device() -> None:
+    """Refuse to compute where tensors are made elsewhere than on the CPU unless one says.
+
+    Raises:
+        ConfigError: a default device is set.
+    """
+    if (device := torch.get_default_device()).type != "cpu":
+        raise ConfigError(
+            f"The default device is {device} (by torch.set_default_device, or a block `with torch.device(…)`), and sums "
+            "and random numbers are kept on the CPU here. Work outside of the block, or after "
+            "torch.set_default_device('cpu'); the network and its batches stay where they are."
+        )
 
 
 def is_sound(tensor: Tensor) -> bool:

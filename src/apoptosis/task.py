@@ -255,6 +255,11 @@ def find_logits(raw: Any) -> Tensor:
 
 def split_batch(batch: Batch, n: int) -> Iterator[Batch]:
     """Cut every tensor of a nested batch along its first dimension into pieces of at most `n`."""
+    if any(tensor.layout != torch.strided for tensor in tensors_in(batch)):
+        raise DataError(
+            "A batch holds a tensor that is not dense (sparse, or nested), which cannot be cut into samples. Give "
+            "dense ones: tensor.to_dense()."
+        )
     size = batch_size(batch)
     for start in range(0, size, n):
         yield _slice(batch, slice(start, min(start + n, size)), size)

@@ -173,17 +173,21 @@ def _shape(item: Any) -> tuple[int, ...] | None:
 
 def _why_refused(error: Exception) -> str:
     cause = _cause(error)
-    if any(words in cause for words in FORBIDDEN):
+    if cause.startswith("It ") or any(words in cause for words in FORBIDDEN):
         return (
             "is not a file of weights alone. Other pickles can run any code when they are read, so it is refused. "
-            "Where you trust it, write the weights anew: torch.save(model.state_dict(), 'weights.pt'). torch says: "
-            f"{cause}"
+            "Where you trust it, write the weights anew: torch.save(model.state_dict(), 'weights.pt'). "
+            f"{cause if cause.startswith('It ') else f'torch says: {cause}'}"
         )
     return f"is damaged, or is no file of torch's. Take another copy of it. torch says: {cause}"
 
 
 def _cause(error: Exception) -> str:
-    """The first line of what torch says, without its colours and without its own advice to trust the file."""
+    """The name that a file asks for, or the first line of what torch says; never its advice to trust the file."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip() or type(error).__name__
+    if named := re.search(r"GLOBAL ([\w.]+)|(?:function|class|global|type) ([\w]+\.[\w.]+)", text):
+        return f"It asks for {named[1] or named[2]}."
     line = text.rpartition("WeightsUnpickler error: ")[2].strip().splitlines()[0]
-    return sentence(re.split(r" (?=Please use |This file can still )", line)[0][:160])
+    if any(word in line for word in ("weights_only", "safe_globals", "torch.load")):  # its advice
+        return "It holds more than weights."
+    return sentence(line[:160])

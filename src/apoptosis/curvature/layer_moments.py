@@ -252,6 +252,12 @@ class _Sums:
                 f"NaN or infinity passes layer {path!r}. Look for bad values in the data, or for a network that "
                 "overflows its number type."
             )
+        if not total.samples or not total.predictions:
+            raise DataError(
+                "Moments of layers were asked for and nothing counts: the batches are empty, were used up by an "
+                "earlier loop, or every label is ignored (-100). Give batches that can be iterated again, with labels "
+                "that count."
+            )
         found = [own.products(1 / total.samples).cpu() for own in self._inputs if not own.is_empty]
         return Moments(
             (found[0], found[1] if found[1:] else replace(found[0], own=0 * found[0].own)),

@@ -162,6 +162,11 @@ def _run_epoch(state: FitState, batches: Iterable[Batch], task: Task, rates: "_R
             outputs = task.outputs(model(*args, **kwargs))
             loss = task.loss(outputs, batch)
         optimizer.zero_grad()
+        if not loss.requires_grad:
+            raise ModelError(
+                "Asked to train, and the loss depends on no weight. Were the model's outputs detached, computed under "
+                "no_grad, or turned into integers? Let it return differentiable outputs."
+            )
         loss.backward()
         for group in optimizer.param_groups:
             group["lr"] = rates.at(state.steps)

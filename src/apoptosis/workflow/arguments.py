@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from apoptosis.errors import ApoptosisError, ConfigError, DataError
+from apoptosis.errors import ApoptosisError, ConfigError, DataError, ModelError
 from apoptosis.modes import check_not_of_inference
 from apoptosis.planning import Budget, Selection
 from apoptosis.soundness import check_numbers
@@ -154,7 +154,10 @@ def failures_explained(work: str) -> Iterator[None]:
     """An error of the model or the loss on the data, with what it is an error of.
 
     Raises:
-        DataError: in the place of torch's and Python's own. What is ours already stays, and so does lack of memory.
+        DataError: in the place of torch's and Python's own.
+        ModelError: in that of torch's where the outputs have no derivative.
+
+    What is ours already stays, and so does lack of memory.
     """  # noqa: DOC501 - those are raised again as they came
     try:
         yield
@@ -162,6 +165,12 @@ def failures_explained(work: str) -> Iterator[None]:
         if isinstance(error, (ApoptosisError, torch.OutOfMemoryError)):
             raise
         first = (str(error).strip().splitlines() or ["no message"])[0]
+        if "does not require grad" in first:
+            raise ModelError(
+                f"{work} needs derivatives, and the outputs of the model have none with respect to its weights. Were "
+                "they detached, computed under no_grad, or turned into integers? Let the model return differentiable "
+                "outputs while it is scored."
+            ) from error
         raise DataError(
             f"{work} failed on the data: {type(error).__name__}: {first}. Labels must fit the outputs "
             "(one class index per sample, below the number of outputs), and the model must run on every batch; `task` "
