@@ -46,16 +46,8 @@ def check_numbers(model: nn.Module, what: str = "The network", *, real: bool = T
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ModelError(f"{what} is a {type(model).__name__}. Give a torch.nn.Module.")
     for name, parameter in model.named_parameters():
-        if is_lazy(parameter) or parameter.is_meta:
-            continue
-        if real:
-            _check_real(name, parameter, what)
-        if not is_sound(parameter) and not _is_frozen_mask(parameter):
-            raise NonFiniteError(
-                f"{what} has {_found(parameter)} in {name!r}. Look where it comes from: the data that it was trained "
-                "or measured on, a learning rate that is too high, numbers too large for the type "
-                f"{str(parameter.dtype).removeprefix('torch.')}."
-            )
+        if not (is_lazy(parameter) or parameter.is_meta):
+            _check_weight(name, parameter, what, real=real)
     for name, buffer in model.named_buffers():
         if name.rpartition(".")[2] not in STATISTICS or buffer.is_meta or is_lazy(buffer):
             continue
@@ -71,13 +63,18 @@ def check_numbers(model: nn.Module, what: str = "The network", *, real: bool = T
             )
 
 
-def _check_real(name: str, parameter: Tensor, what: str) -> None:
-    if not parameter.is_floating_point() and parameter.dtype != torch.bool:
-        kind = str(parameter.dtype).removeprefix("torch.")
+def _check_weight(name: str, parameter: Tensor, what: str, *, real: bool) -> None:
+    kind = str(parameter.dtype).removeprefix("torch.")
+    if real and not parameter.is_floating_point() and parameter.dtype != torch.bool:
         raise ModelError(
             f"{what} has weights of type {kind} in {name!r}. Weights are scored and mended as real numbers: give a "
             "network in floating point (dequantised, or with real and imaginary parts apart), or hold what is no "
             "weight as a buffer."
+        )
+    if not is_sound(parameter) and not _is_frozen_mask(parameter):
+        raise NonFiniteError(
+            f"{what} has {_found(parameter)} in {name!r}. Look where it comes from: the data that it was trained or "
+            f"measured on, a learning rate that is too high, numbers too large for the type {kind}."
         )
 
 
@@ -89,7 +86,7 @@ def check_default_device() -> None:
     """
     if (device := torch.get_default_device()).type != "cpu":
         raise ConfigError(
-            f"The default device is {device} (by torch.set_default_device, or a block `with torch.device(…)`), and sums "
+            f"The default device is {device} (torch.set_default_device, or a block `with torch.device(…)`), and sums "
             "and random numbers are kept on the CPU here. Work outside of the block, or after "
             "torch.set_default_device('cpu'); the network and its batches stay where they are."
         )

@@ -14,7 +14,7 @@ from apoptosis.checkpoint.dense import check_dense, without_masks
 from apoptosis.checkpoint.inputs import zeros_like_description
 from apoptosis.checkpoint.kinds import Part
 from apoptosis.checkpoint.record import SavedRun
-from apoptosis.errors import ApoptosisError, CheckpointError
+from apoptosis.errors import ApoptosisError, CheckpointError, ModelError, NonFiniteError
 from apoptosis.soundness import check_numbers
 from apoptosis.structure import Example, Plan, copy_with, deliver_, model_tensors
 
