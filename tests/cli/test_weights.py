@@ -63,10 +63,7 @@ def test_a_pickle_of_more_than_weights_is_refused_and_not_run(tmp_path):
     refused(net(), path, "not a file of weights alone. .* torch.save")
     with pytest.raises(CheckpointError) as caught:
         load_weights_(net(), path)
-    said = str(caught.value).partition("torch says: ")[2]
-    assert said == (
-        "Unsupported global: GLOBAL torch.nn.modules.container.Sequential was not an allowed global by default."
-    )
+    assert str(caught.value).endswith("It asks for torch.nn.modules.container.Sequential.")
 
 
 @pytest.mark.parametrize("name", ["w.pt", "w.safetensors"])
