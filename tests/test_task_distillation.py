@@ -105,3 +105,14 @@ def test_weights_outside_of_their_bounds_are_refused(weight: float) -> None:
 def test_temperatures_that_are_not_above_zero_are_refused(temperature: float) -> None:
     with pytest.raises(ConfigError, match="temperature"):
         Task.classification().distillation(nn.Linear(4, 5), temperature=temperature)
+
+
+def test_no_labels_are_needed_where_the_teacher_alone_counts() -> None:
+    def nothing(_outputs: Tensor, _batch: object) -> Tensor:
+        raise AssertionError("the loss of labels was asked for")
+
+    student, teacher = networks()
+    task = replace(Task.classification(), loss=nothing).distillation(teacher, weight=1.0)
+    outputs = student(BATCH[0])
+    want = divergence(outputs, teacher(BATCH[0]), 1.0).mean()
+    torch.testing.assert_close(task.loss(outputs, BATCH), want, **CLOSE)
