@@ -10,6 +10,7 @@ the fastest first, to the first failure. A test that takes many times its proces
 
 import ast
 import base64
+import contextlib
 import difflib
 import functools
 import gc
@@ -132,9 +133,14 @@ def run_all(
 def import_ahead() -> None:
     """What tests import from elsewhere, so that children need not; nothing of our own."""
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # threads that wait cost time
-    names = "torch torch.export torch.func torch.utils.flop_counter hypothesis scipy.stats sklearn.datasets PIL.Image"
+    names = """
+        torch torch.export torch.func torch.utils.flop_counter torch._dynamo hypothesis.strategies hypothesis.stateful
+        _hypothesis_pytestplugin xdist.plugin scipy.stats sklearn.datasets PIL.Image
+        transformers.models.llama transformers.models.bert torch.distributed.fsdp
+    """
     for name in names.split():
-        __import__(name)
+        with contextlib.suppress(ImportError):
+            __import__(name)
     gc.collect()
     gc.freeze()
 
@@ -509,7 +515,7 @@ class _Chooser:
     def pytest_runtest_protocol(self, item: Any) -> Any:
         print(f"\n{item.nodeid}", flush=True)
         self.num += 1
-        signal.setitimer(signal.ITIMER_PROF, 20 + 8 * self.cpu.get(item.nodeid, 1.0))
+        signal.setitimer(signal.ITIMER_PROF, 10 + 8 * self.cpu.get(item.nodeid, 1.0))
         result = yield
         signal.setitimer(signal.ITIMER_PROF, 120)
         return result
