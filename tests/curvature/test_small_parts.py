@@ -91,7 +91,7 @@ def test_a_sentence_without_labels_counts_for_nothing() -> None:
             return self.head(self.table(input_ids))
 
     ids = torch.tensor([[0, 1, 2, 3], [1, 2, 0, 0], [4, 3, 2, 1]])
-    labels = torch.tensor([[0, 1, 2, 3], [-100] * 4, [4, 3, -100, -100]])
+    labels = torch.tensor([[0, 1, 2, 3], [-100] * 4, [4, 3, 2, -100]])
     model, task = built(Words), Task.language_model()
 
     def found(places: list[int]) -> dict[str, Tensor]:
