@@ -8,7 +8,9 @@ What no integer can notice (`range(n)`, `names[:n]`, C code) is left to trying t
 """
 
 import operator
+import sys
 from collections.abc import Callable
+from dis import opmap
 from typing import Any, Protocol
 
 from apoptosis.structure.attributes import Derived, Origin, TracedInt
@@ -68,7 +70,11 @@ class ReadSize(TracedInt):
         return outcome
 
     def __hash__(self) -> int:
-        return hash(_plain(self))  # a key that is found is compared as well
+        # A key that is found is compared as well; `n in sizes` goes another way where it is not.
+        caller = sys._getframe(1)
+        if caller.f_code.co_code[caller.f_lasti] == opmap["CONTAINS_OP"]:
+            self.used()
+        return hash(_plain(self))
 
     def __int__(self) -> int:
         self.used(unseen=True)
