@@ -89,6 +89,6 @@ class Outcome(Generic[AnyPlan]):
         if few := self.settings.get("few_groups"):
             names = ", ".join(list(few["groups"])[:3])
             lines.append(
-                f"nearly all from few groups: {names}; Selection(cap=0.8) or widths='uniform' spreads it"
+                f"few groups pay for all: {names}; Selection(cap=0.5) or widths='uniform' spreads it"
             )
         return "\n  ".join([*lines, *map(str, self.spent)])

@@ -29,9 +29,9 @@ def test_it_is_told_and_the_remedy_helps(tmp_path):
     words = ["prune", f"{tmp_path}/mine.py:make", "--data", f"{tmp_path}/mine.py:both"]
     words += ["--criterion", "magnitude", "--steps", "1", "--keep-params", "0.7", "--per", "unit"]
     shown = " ".join(done([*words, "--out", str(tmp_path / "a")]).split())
-    assert "Nearly all comes from few groups: 0 (keeps 1 of 20)" in shown
-    assert "--cap 0.8" in shown
+    assert "Few groups pay for all: 0 (keeps 1 of 20)" in shown
+    assert "--cap 0.5" in shown
     found = json.loads(done([*words, "--out", str(tmp_path / "b"), "--json"]))
     assert found["settings"]["few_groups"]["groups"]["0"] == [1, 20]
-    more = ["--cap", "0.8", "--out", str(tmp_path / "c")]
-    assert "few groups" not in done([*words, *more])
+    more = ["--cap", "0.5", "--out", str(tmp_path / "c")]
+    assert "Few groups" not in done([*words, *more])

@@ -306,9 +306,9 @@ def _few_groups(few: Mapping[str, Any]) -> str:
     )
     others = f" and {counted(len(names) - 3, 'other')}" if names[3:] else ""
     return (
-        f"Nearly all comes from few groups: {told}{others} give {few['share']:.0%} of what is saved. Such a network "
-        "seldom works. --cap 0.8 limits what a group may lose, --widths uniform takes from all alike; or another "
-        "--criterion, such as obs or oba."
+        f"Few groups pay for all: {told}{others} give {few['share']:.0%} of what is saved, and most others stay "
+        "whole. Such a network seldom works. --cap 0.5 limits what a group may lose, --widths uniform takes from all "
+        "alike; or another --criterion, such as obs or oba."
     )
 
 
