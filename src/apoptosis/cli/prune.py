@@ -91,7 +91,6 @@ def _work(
         align=options.align,
         repair=options.repair,
         repair_between=options.repair_between,
-        example_inputs=subject.example_inputs,
     )
 
     def work(journal: Journal) -> Iterator[Outcome[Plan]]:

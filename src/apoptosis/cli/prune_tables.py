@@ -41,6 +41,7 @@ UNREPAIRED = (
     "What is left was trained to work with what is gone. --repair refit gives its layers new weights by least squares, "
     "without labels."
 )
+ONE_SAMPLE = "one sample"
 FELL_BACK = (
     f"{DEFAULT_CRITERION} was not used, though it is the default: it prices too little of this network for such a "
     "budget, or the task does not show its predictions. "
@@ -199,6 +200,8 @@ def show_result(result: PruneResult, console: Console) -> None:
         )
     )
     console.print(_spending_table(outcome))
+    if (counted_for := outcome.settings.get("macs_counted_for", ONE_SAMPLE)) != ONE_SAMPLE:
+        console.print(Text(f"MACs (flops) are those of {counted_for}."), soft_wrap=True)
     show_evaluation(result.run, console)
     for line in training_lines(result.run.training):
         console.print(Text(line), soft_wrap=True)

@@ -6,6 +6,8 @@ read that the run has not visited.
 
 from dataclasses import dataclass
 
+import torch
+
 from apoptosis.structure import axes as algebra
 from apoptosis.structure import (
     rules_attention,
@@ -79,6 +81,13 @@ class Analysis:
             if self.facts[call].refused and any(not value.fixed for value in call.outputs)
         ]
 
+    def looks_at_values(self) -> bool:
+        """Whether Python, or the size of a result, depends on values that depend on the inputs."""
+        return bool(self.program.escapes) or any(
+            _looks_at_values(call) and any(not value.fixed for value in values_in(call.arguments))
+            for call in self.program.calls
+        )
+
     def spared(self) -> set[tuple[Value, int]]:
         """Dimensions of tensors that the zeroed twin leaves alone."""
         return {place for facts in self.facts.values() for place in facts.spared}
@@ -87,6 +96,19 @@ class Analysis:
         """The model's own tensors that were used, each once, in the model's order."""
         used = {value for call in self.calls() for value in values_in(call.arguments)}
         return [value for value in dict.fromkeys(self.program.tensors.values()) if value in used]
+
+
+_SIZED_BY_VALUES = (
+    *("nonzero", "masked_select", "_unique2", "unique_", "bincount", "repeat_interleave"),
+    *("item", "_local_scalar_dense", "is_nonzero", "equal", "_grouped_mm", "where.default"),
+)
+
+
+def _looks_at_values(call: Call) -> bool:
+    if call.name.startswith("index.Tensor"):
+        masks = list(values_in(call.arguments))[1:]
+        return any(value.dtype in (torch.bool, torch.uint8) for value in masks)
+    return call.name.startswith(_SIZED_BY_VALUES)
 
 
 def analyse(

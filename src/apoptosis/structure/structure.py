@@ -104,6 +104,14 @@ class Structure:
             )
         return found
 
+    @property
+    def looks_at_values(self) -> bool:
+        """Whether sizes or branches of the traced run may have followed from values of the inputs.
+
+        So may its costs: of other inputs they can be others.
+        """
+        return bool(self.unused) or self._network.run.analysis.looks_at_values()
+
     def macs(self, plan: Plan | Mapping[str, int] | None = None) -> int:
         """Multiply-accumulates of one forward pass over the example inputs.
 

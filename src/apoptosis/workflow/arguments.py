@@ -23,6 +23,7 @@ __all__ = [
     "check_number",
     "check_task",
     "failures_explained",
+    "first_batch",
     "first_sample",
 ]
 
@@ -118,6 +119,23 @@ def first_sample(model: nn.Module, batches: Iterable[Batch], task: Task) -> Any:
         DataError: there are no batches, or all are empty.
     """
     pieces = (piece for batch in batches for piece in task.split(batch, 1))
+    return _first(model, pieces, batches, task)[1]
+
+
+def first_batch(model: nn.Module, batches: Iterable[Batch], task: Task) -> tuple[Batch, Any]:
+    """The first batch that is not empty, and its samples as arguments to trace a model with.
+
+    Raises:
+        DataError: there are no batches, or all are empty.
+    """
+    whole = (batch for batch in batches if next(iter(task.split(batch, 1)), None) is not None)
+    return _first(model, whole, batches, task)
+
+
+def _first(
+    model: nn.Module, pieces: Iterator[Batch], batches: Iterable[Batch], task: Task
+) -> tuple[Batch, Any]:
+    """The first piece, and a copy of it as arguments."""
     if (piece := next(pieces, None)) is None:
         found = (
             "All batches are empty"
@@ -128,7 +146,7 @@ def first_sample(model: nn.Module, batches: Iterable[Batch], task: Task) -> Any:
             f"{found}. Give some, or `example_inputs` to trace the model with if the criterion reads none."
         )
     check_derivable(piece)
-    return as_arguments(model, tree_map_only(Tensor, Tensor.clone, piece), task)
+    return piece, as_arguments(model, tree_map_only(Tensor, Tensor.clone, piece), task)
 
 
 def as_arguments(model: nn.Module, batch: Batch, task: Task) -> Any:

@@ -39,11 +39,11 @@ from apoptosis.modes import outside_inference_mode
 from apoptosis.planning import Budget
 from apoptosis.progress import track
 from apoptosis.soundness import check_numbers
-from apoptosis.structure import Structure, network_digest, trace
+from apoptosis.structure import Structure, network_digest
 from apoptosis.task import Batch, Task
 from apoptosis.training import evaluate, fit_
 from apoptosis.turns import one_at_a_time
-from apoptosis.workflow.arguments import check_data, first_sample
+from apoptosis.workflow.arguments import check_data
 from apoptosis.workflow.contest import (
     BASELINES,
     CompareOptions,
@@ -54,6 +54,7 @@ from apoptosis.workflow.contest import (
     contestants_of,
 )
 from apoptosis.workflow.notes import NETWORK
+from apoptosis.workflow.pricing import traced_for_costs
 from apoptosis.workflow.pruning import default_selection, prune
 
 __all__ = ["compare"]
@@ -178,7 +179,7 @@ class _Ground:
 
     @cached_property
     def structure(self) -> Structure:
-        return trace(self.model, first_sample(self.model, self.data.scoring, self.task))
+        return traced_for_costs(self.model, self.data.scoring, self.task).structure
 
     @cached_property
     def start(self) -> nn.Module:

@@ -15,11 +15,11 @@ from apoptosis.errors import ConfigError
 from apoptosis.modes import outside_inference_mode
 from apoptosis.planning import Budget, spending
 from apoptosis.records import Outcome, Spending
-from apoptosis.structure import Plan, trace
+from apoptosis.structure import Plan
 from apoptosis.task import Task
 from apoptosis.training import FitOptions
-from apoptosis.workflow.arguments import first_sample
 from apoptosis.workflow.one_shot import Pruning, pruned
+from apoptosis.workflow.pricing import traced_for_costs
 from apoptosis.workflow.tuning import DEFAULT_TUNING, Material, fine_tuned, part_of
 
 __all__ = ["iterative", "rounds_of"]
@@ -72,16 +72,19 @@ def rounds_of(  # noqa: PLR0913 - as `iterative`
     """`iterative`, one outcome after the other, each as soon as it is there."""
     asked, how = list(budgets), pruning or Pruning()
     _check(asked, how)
-    example = how.example_inputs
-    if example is None:
-        example = first_sample(model, data.scoring, task or Task.classification())
-    dense = trace(model, example)
+    priced = traced_for_costs(
+        model, data.scoring, task or Task.classification(), how.example_inputs
+    )
+    dense, example = priced.structure, priced.example
+    how = replace(how, example_inputs=example)  # every round counts for the same
     before: Outcome[Plan] | None = None
     for number, budget in enumerate(asked, 1):
         here = part_of(journal, f"round{number}", on_the_way=before is not None)
         start = model if before is None else before.model
         relative = budget if before is None else _relative(budget, before.spent)
         found = pruned(start, relative, data, task, how, part_of(here, "prune"))
+        counted_for = {"macs_counted_for": priced.counted_for}
+        found = replace(found, settings={**found.settings, **counted_for})
         if before is not None:
             plan = before.plan.then(found.plan)
             found = replace(

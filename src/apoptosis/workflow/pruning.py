@@ -32,7 +32,6 @@ from apoptosis.structure import (
     Structure,
     carry_out,
     deliver_,
-    trace,
 )
 from apoptosis.task import Batch, Task
 from apoptosis.training import at_pass
@@ -41,7 +40,6 @@ from apoptosis.workflow.arguments import (
     check_choices,
     check_material,
     failures_explained,
-    first_sample,
 )
 from apoptosis.workflow.choosing import choose_criterion, settled
 from apoptosis.workflow.concentration import concentration_of
@@ -55,6 +53,7 @@ from apoptosis.workflow.notes import (
     told_as_begun,
     with_network,
 )
+from apoptosis.workflow.pricing import traced_for_costs
 from apoptosis.workflow.removal_order import RemovalOrder
 from apoptosis.workflow.step_choice import Spared, groups_to_spare, next_deliverable
 from apoptosis.workflow.turned import aligned_once
@@ -101,14 +100,15 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
             after `obs`, which counts on it, and where no criterion is given, if the network is delivered as modules
             whose numbers are finite; nothing after others. Give `[]` for nothing.
         repair_between: repair after every step, so that the next one scores a network that works.
-        example_inputs: what to trace the model with; the first sample of the batches unless given. MACs are counted for
-            these.
+        example_inputs: what to trace the model with, and to count MACs for. Unless given, the first sample of the
+            batches, or the first batch where costs are not linear in it, as in a mixture of experts.
         journal: where a note is kept after every step; a run that was stopped goes on from the last, with the
             criterion, steps and repair it began with where these are not said.
 
     Returns:
         The small network, the plan that leads to it from `outcome.dense`, and a record of every step.
-        `settings["repair_left_out"]` says why a repair that nobody asked for was not possible,
+        `settings["macs_counted_for"]` says what the MACs are those of,
+        `settings["repair_left_out"]` why a repair that nobody asked for was not possible,
         `settings["spared"]` which kinds of groups stay whole for the sake of one, which groups because neither the
         model's own code nor a program can run with them cut, and why; `settings["few_groups"]` which ones were
         hollowed out, where they give most of what was saved.
@@ -139,8 +139,8 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
     )
     told = told_as_begun(_checked(asked), journal)
     task = task or Task.classification()
-    example = first_sample(model, batches, task) if example_inputs is None else example_inputs
-    dense = trace(model, example)
+    priced = traced_for_costs(model, batches, task, example_inputs)
+    dense, example = priced.structure, priced.example
     selection = selection or default_selection(model)
     check_reachable(dense, budget, selection)
     criterion = told.criterion or choose_criterion(
@@ -221,7 +221,8 @@ def prune(  # noqa: PLR0913 - each word is one a user may want to say, and none 
         settings
         | ({"spared": spared.as_data()} if spared else {})
         | _few_groups(dense, plan, budget, selection)
-        | {"repair": mends.done, "repair_left_out": mends.left_out},
+        | {"repair": mends.done, "repair_left_out": mends.left_out}
+        | {"macs_counted_for": priced.counted_for},
         example,
         model,
     )
