@@ -252,3 +252,12 @@ def test_a_file_that_grows_is_read_to_its_limit(tmp_path):
         read_file(path, 4)
     with pytest.raises(IsADirectoryError):
         read_file(tmp_path, 4)
+
+
+def test_a_note_in_the_place_of_another_is_found_out(tmp_path):
+    with open_journal(tmp_path / "notes", {"seed": 0}) as journal:
+        journal.write("first", {"number": 1})
+        journal.part("fit").write("state", {"epochs": []})
+        (tmp_path / "notes" / "fit.state.note").replace(tmp_path / "notes" / "first.note")
+        with pytest.raises(CheckpointError, match="first.note is damaged .*under another name"):
+            journal.read("first")

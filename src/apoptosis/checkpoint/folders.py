@@ -75,12 +75,16 @@ def real_folder(path: str | os.PathLike[str]) -> Path:
     """Where a path leads: `~` is the home folder, links are followed.
 
     Raises:
-        CheckpointError: there is no such home.
+        CheckpointError: it is no path, or there is no such home.
     """
+    if not isinstance(path, (str, os.PathLike)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise CheckpointError(
+            f"The place {path!r:.60} is a {type(path).__name__}. Give a path: a text, or a pathlib.Path."
+        )
     try:
         return Path(os.path.realpath(Path(path).expanduser()))
-    except RuntimeError as error:
-        raise CheckpointError(f"{path}: {error} Give the whole path.") from error
+    except (RuntimeError, ValueError) as error:  # no such home; no letter of a name
+        raise CheckpointError(f"{str(path)!r:.60}: {error} Give the whole path.") from error
 
 
 def find_folder(target: Path) -> Path:

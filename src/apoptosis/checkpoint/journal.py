@@ -51,6 +51,8 @@ except ImportError:  # Windows has no such locks: there nobody is refused
 __all__ = ["Journal", "Note", "open_journal"]
 
 FORMAT, MADE = 1, "made the folder"
+NAME = "name"
+"""Of the file, in the header of a note: one that was put in the place of another says so."""
 NOTES_SHARE = 0.05
 """Notes that may be left out are left out where they would take more than this share of a run's time."""
 
@@ -99,7 +101,7 @@ class Journal:
                 f"{error}: it is no note. Take another copy of the folder."
             ) from error
         try:
-            return _read(data)
+            return _read(data, path.name)
         except (
             SafetensorError,
             ValueError,
@@ -109,8 +111,8 @@ class Journal:
             RecursionError,
         ) as error:
             raise CheckpointError(
-                f"The note {path} is damaged ({type(error).__name__}). Take another copy of the folder, or remove the "
-                "folder and begin again."
+                f"The note {path} is damaged ({str(error)[:60] or type(error).__name__}). Take another copy of the "
+                "folder, or remove the folder and begin again."
             ) from error
 
     def write(
@@ -126,7 +128,7 @@ class Journal:
             raise CheckpointError(
                 f"{path} was not written by this run, and a note was to take its place. Move it away."
             )
-        data = _as_bytes(facts, tensors or {})
+        data = _as_bytes(path.name, facts, tensors or {})
         try:
             write_file(path, lambda file: _write(file, data))
         except OSError as error:
@@ -278,7 +280,7 @@ def _shown(settings: Mapping[str, Any], name: str) -> str:
     return json.dumps(settings[name]) if name in settings else "not said"
 
 
-def _as_bytes(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
+def _as_bytes(name: str, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
     text = json.dumps(dict(facts), allow_nan=True)
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     # Two names of one storage are refused by safetensors; here each has its own numbers.
@@ -286,15 +288,17 @@ def _as_bytes(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
         name: t.clone() if t.data_ptr() == tensors[name].data_ptr() else t
         for name, t in held.items()
     }
-    return tensors_as_bytes(own, {FACTS: text, DIGEST: sha256_of(own, text)})
+    return tensors_as_bytes(own, {FACTS: text, DIGEST: sha256_of(own, text), NAME: name})
 
 
-def _read(data: bytes) -> Note:
+def _read(data: bytes, name: str) -> Note:
     size = int.from_bytes(data[:8], "little")
     about = json.loads(data[8 : 8 + size])["__metadata__"]
     tensors = load_tensors(data)
     if sha256_of(tensors, about[FACTS]) != about[DIGEST]:
         raise ValueError("its checksum differs")
+    if about.get(NAME, name) != name:
+        raise ValueError("it was written under another name")
     return Note(json.loads(about[FACTS]), tensors)
 
 

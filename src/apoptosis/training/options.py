@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Literal
+from numbers import Integral, Real
+from typing import Any, Literal
 
 from apoptosis.errors import ConfigError
 from apoptosis.training.schedules import SCHEDULES, stepwise
@@ -12,6 +13,14 @@ __all__ = ["FitOptions"]
 OPTIMIZERS = ("sgd", "adamw")
 PRECISIONS = ("float32", "bfloat16")
 KEEPS = ("best", "last")
+NUMBERS = (
+    "learning_rate",
+    "momentum",
+    "weight_decay",
+    "label_smoothing",
+    "distil",
+    "temperature",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +49,19 @@ class FitOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("epochs", "seed"):
+            value = getattr(self, name)
+            _require(_is(Integral, value), f"{name}={value!r} is no whole number")
+        for name in NUMBERS:
+            value = getattr(self, name)
+            _require(_is(Real, value), f"{name}={value!r} is no number")
+        is_list = isinstance(self.milestones, (tuple, list))  # pyright: ignore[reportUnnecessaryIsInstance]
+        _require(
+            is_list and all(_is(Real, own) for own in self.milestones),
+            f"milestones={self.milestones!r} is no tuple of numbers",
+        )
+        _require(_is(bool, self.channels_last), f"channels_last={self.channels_last!r} is no bool")
+        _require(-(2**63) <= self.seed < 2**63, f"seed={self.seed} has more than 64 bits")
         _require(self.epochs >= 0, f"epochs={self.epochs} is negative")
         _require(self.learning_rate > 0, f"learning_rate={self.learning_rate} is not above zero")
         _require(0 <= self.momentum < 1, f"momentum={self.momentum} is not in [0, 1)")
@@ -65,10 +87,17 @@ class FitOptions:
         return stepwise(self.milestones) if self.schedule == "step" else SCHEDULES[self.schedule]
 
 
+def _is(kind: type, value: Any) -> bool:
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
 def _require(holds: bool, found: str) -> None:  # noqa: FBT001 - reads as a sentence where it is used
     if not holds:
         raise ConfigError(f"FitOptions: {found}.")
 
 
-def _require_one_of(option: str, value: str, allowed: Collection[str]) -> None:
-    _require(value in allowed, f"{option}={value!r} is not one of {', '.join(allowed)}")
+def _require_one_of(option: str, value: Any, allowed: Collection[str]) -> None:
+    _require(
+        isinstance(value, str) and value in allowed,
+        f"{option}={value!r} is not one of {', '.join(allowed)}",
+    )
