@@ -381,9 +381,9 @@ def _pruned(network: Network, name: str, seed: int) -> str:
 
 def _as_users_run_it(model: nn.Module) -> nn.Module:
     """In float32, with transformers' fused products of experts, which have no float64."""
-    choose = getattr(model, "set_experts_implementation", None)
-    if choose is not None and getattr(model.config, "_experts_implementation", None) == "eager":
-        choose("grouped_mm")
+    can = getattr(model, "_can_set_experts_implementation", None)
+    if can is not None and can():
+        model.set_experts_implementation("grouped_mm")
     return model.float()
 
 

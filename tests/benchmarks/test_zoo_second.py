@@ -183,6 +183,25 @@ def test_a_pruned_network_of_no_use_is_told(
     assert says in told(measured(network()), "magnitude")
 
 
+def test_experts_are_fused_where_there_are_some() -> None:
+    class Mixture(nn.Linear):
+        has_experts, chosen = True, "eager"
+
+        def _can_set_experts_implementation(self) -> bool:
+            return self.has_experts
+
+        def set_experts_implementation(self, name: str) -> None:
+            assert self.has_experts
+            self.chosen = name
+
+    class Dense(Mixture):
+        has_experts = False
+
+    assert checks._as_users_run_it(Mixture(2, 2).double()).chosen == "grouped_mm"
+    assert checks._as_users_run_it(Dense(2, 2)).chosen == "eager"
+    assert checks._as_users_run_it(nn.Linear(2, 2).double()).weight.dtype == torch.float32
+
+
 def test_a_missing_package_is_skipped_and_no_pass() -> None:
     def make() -> nn.Module:
         raise ModuleNotFoundError("No module named 'ultralytics'")
