@@ -18,8 +18,14 @@ class Attention(nn.Module):
     def __init__(self, how: str) -> None:
         super().__init__()
         self.how, self.width = how, 6
-        self.q, self.k, self.v = (nn.Linear(8, 12) for _ in range(3))
-        self.qkv, self.conv = nn.Linear(8, 36), nn.Conv1d(8, 12, 1)
+        if how in ("fused", "turned"):
+            self.qkv = nn.Linear(8, 36)
+        else:
+            self.k, self.v = nn.Linear(8, 12), nn.Linear(8, 12)
+        if how == "convolution":
+            self.conv = nn.Conv1d(8, 12, 1)
+        elif how not in ("fused", "turned"):
+            self.q = nn.Linear(8, 12)
         self.o = nn.Linear(12, 5)
 
     def split(self, x: Tensor) -> Tensor:
