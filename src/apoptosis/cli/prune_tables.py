@@ -309,8 +309,8 @@ def _few_groups(few: Mapping[str, Any]) -> str:
     )
     others = f" and {counted(len(names) - 3, 'other')}" if names[3:] else ""
     return (
-        f"Few groups pay for all: {told}{others} give {few['share']:.0%} of what is saved, and most others stay "
-        "whole. Such a network seldom works. --cap 0.5 limits what a group may lose, --widths uniform takes from all "
+        f"Few groups pay for all: {told}{others} give {few['share']:.0%} of what is saved, and others keep far "
+        "more. Such a network seldom works. --cap 0.5 limits what a group may lose, --widths uniform takes from all "
         "alike; or another --criterion, such as obs or oba."
     )
 
