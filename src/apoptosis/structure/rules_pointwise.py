@@ -25,9 +25,9 @@ UNARY_KEEPING_ZERO = """
 """
 UNARY_LOSING_ZERO = """
     acos arccos bitwise_not cos cosh exp exp2 hardsigmoid isfinite log_sigmoid logical_not
-    sigmoid sinc softplus erfc acosh arccosh special_expit angle i0 isreal special_ndtr special_log_ndtr special_erfcx
+    sigmoid sinc softplus erfc special_expit angle i0 isreal special_ndtr special_log_ndtr special_erfcx
 """
-UNARY_WITH_POLE = "digamma lgamma log log10 log2 logit reciprocal rsqrt"
+UNARY_WITH_POLE = "acosh arccosh digamma lgamma log log10 log2 logit reciprocal rsqrt"
 SUMS = """
     add sub subtract maximum minimum fmax fmin logical_or bitwise_or logical_xor bitwise_xor __or__ __xor__ lerp hypot
     max.other min.other complex
