@@ -17,11 +17,21 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
-    ("free", "room"), [(0, 2**28), (2**31 + 5, 2**29), (2**32, 2**30), (40 * 2**30, 8 * 2**30)]
+    ("free", "room"), [(0, 2**28), (2**31 + 5, 2**29), (2**32, 2**30), (40 * 2**30, 2**31)]
 )
 def test_a_quarter_of_what_is_free_may_be_filled_in_powers_of_two(free, room, monkeypatch):
     monkeypatch.setattr(memory, "free_bytes", lambda _: free)
     assert room_on(CPU) == room
+
+
+def test_machines_with_enough_memory_take_the_same(monkeypatch):
+    """What a layer is fitted on depends on it, and runs are to be repeatable."""
+    for device in (CPU, torch.device("cuda")):
+        rooms = set[int]()
+        for free in (33 * 2**30, 70 * 2**30, 140 * 2**30):
+            monkeypatch.setattr(memory, "free_bytes", lambda _, free=free: free)
+            rooms.add(room_on(device))
+        assert len(rooms) == 1
 
 
 def test_what_is_free_here_is_what_the_system_says(tmp_path, monkeypatch):

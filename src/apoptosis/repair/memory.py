@@ -1,7 +1,7 @@
 """How much memory a repair may fill, and how it goes on where that was too much.
 
-A quarter of what is free may hold activations, rounded down to a power of two: how many batches a layer is fitted on
-depends on it, and a run that is repeated is to come to the same on a machine that is a little fuller.
+A quarter of what is free may hold activations, up to a bound, rounded down to a power of two. How many batches a layer
+is fitted on depends on it, so a repeated run gives the same result wherever four times the bound is free.
 """
 
 import gc
@@ -23,7 +23,9 @@ __all__ = ["Pieces", "in_smaller_batches", "is_full", "room_on"]
 SHARE = 4
 """Of free memory one part may hold what passes layers: two or three times as much is alive in all."""
 LEAST_BYTES = 2**28
-"""Whatever is said to be free."""
+"""Taken however little is free."""
+MOST_BYTES = {"cpu": 2**31, "cuda": 2**33}
+"""Taken however much is free: more batches at a time save passes, and hardly change a fit."""
 UNKNOWN_BYTES = 8 * 2**30
 """Taken as free where nobody says."""
 LIMITS = (
@@ -59,7 +61,8 @@ class Pieces:
 
 def room_on(device: torch.device) -> int:
     """Bytes that may pass layers at once on a device."""
-    room = max(LEAST_BYTES, free_bytes(device) // SHARE)
+    most = MOST_BYTES.get(device.type, LEAST_BYTES)
+    room = min(max(LEAST_BYTES, free_bytes(device) // SHARE), most)
     return 1 << (room.bit_length() - 1)
 
 
