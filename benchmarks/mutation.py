@@ -206,7 +206,8 @@ def judge_all(
 
     def jobs() -> Iterator[tuple[Any, Callable[[], Child]]]:
         for change in todo:
-            chosen = tests.of(change.file, change.runs_at)
+            # A line that no test runs may have run at import, such as the making of a rule.
+            chosen = tests.of(change.file, change.runs_at) or tests.of(change.file, None)
             yield (change, len(chosen)), lambda change=change, chosen=chosen: begin(change, chosen)
 
     for (change, num), child, ended in run_all(jobs(), asked.jobs):
