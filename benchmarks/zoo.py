@@ -434,7 +434,7 @@ def write(folder: Path, ours: list[Record], peers: list[Record], where: dict[str
 
 def _relative(text: str) -> str:
     """Without the folders of this machine."""
-    return re.sub(r"[^\s\"'(]*/site-packages/", "", text).replace(f"{HERE.parent}/", "")
+    return re.sub(r"[^\s\"'(]*/(?:site-packages|zoo_site)/", "", text).replace(f"{HERE.parent}/", "")
 
 
 if __name__ == "__main__":

@@ -93,7 +93,8 @@ def markdown(records: list[Record], command: str) -> str:
     """The table, the bars and what is to be said of single networks."""
     commits = ", ".join(sorted({r["commit"] for r in records if "commit" in r}))
     found = [f"{name} {_version(name)}" for name in PACKAGES]
-    rows = [_cells(r) for r in records]
+    missing = [r["id"] for r in records if r["status"] == "not measured"]
+    rows = [_cells(r) for r in records if r["status"] != "not measured"]
     return (
         "\n".join(
             [
@@ -107,7 +108,8 @@ def markdown(records: list[Record], command: str) -> str:
                     ]
                 ),
                 *("", *(f"- {text}" for text in bars(records)), ""),
-                EXPLANATION,
+                EXPLANATION + " An empty cell was not measured.",
+                *(["", f"Not measured at all: {', '.join(missing)}."] if missing else []),
                 *("", "| " + " | ".join(HEADS) + " |", "|" + "---|" * len(HEADS)),
                 *("| " + " | ".join(row) + " |" for row in rows),
                 *("", "## Notes", ""),
