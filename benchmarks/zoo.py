@@ -375,7 +375,8 @@ def second(args: argparse.Namespace) -> int:
     folder = args.results or (RESULTS if args.only == "*" else None)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        text = report.markdown(records, "python benchmarks/zoo.py --list second")
+        told = "python benchmarks/zoo.py --list second" + (" --measured" if args.measured else "")
+        text = report.markdown(records, told)
         (folder / "zoo_second.md").write_text(_relative(text))
         data = json.dumps({"networks": records}, indent=1)
         (folder / "zoo_second.json").write_text(_relative(data) + "\n")
@@ -434,7 +435,9 @@ def write(folder: Path, ours: list[Record], peers: list[Record], where: dict[str
 
 def _relative(text: str) -> str:
     """Without the folders of this machine."""
-    return re.sub(r"[^\s\"'(]*/(?:site-packages|zoo_site)/", "", text).replace(f"{HERE.parent}/", "")
+    return re.sub(r"[^\s\"'(]*/(?:site-packages|zoo_site)/", "", text).replace(
+        f"{HERE.parent}/", ""
+    )
 
 
 if __name__ == "__main__":
