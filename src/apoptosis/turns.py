@@ -28,7 +28,8 @@ class Holder:
     """A thread, and threads that it waits for while they work for it."""
 
     def __init__(self) -> None:
-        self.waits_for: Holder | None = None
+        self.wants: dict[int, object] = {}
+        """Parts that it waits for."""
 
 
 class _Own(threading.local):
@@ -72,8 +73,8 @@ def alone(*things: object) -> Iterator[None]:
     parts = {id(part): part for thing in things for part in _parts(thing)}
     own = _own.holder
     with _changed:
-        while (other := _other_holder(parts, own)) is not None:
-            _wait_for(other, own)
+        while _other_holder(parts, own) is not None:
+            _wait_for(parts, own)
         for key, part in parts.items():
             _held[key] = (own, _held[key][1] + 1 if key in _held else 1, part)
     try:
@@ -108,18 +109,25 @@ def _other_holder(parts: dict[int, object], own: Holder) -> Holder | None:
     return next((_held[k][0] for k in parts if k in _held and _held[k][0] is not own), None)
 
 
-def _wait_for(other: Holder, own: Holder) -> None:
-    """Until something is let go; the caller has the condition."""
-    then: Holder | None = other
+def _wait_for(parts: dict[int, object], own: Holder) -> None:
+    """Wait until something is let go; the caller has the condition.
+
+    Whether others wait is read off what they want and who holds it now: one that was notified and has not run yet waits
+    no longer.
+
+    Raises:
+        ConfigError: each would wait for the other.
+    """
+    then = _other_holder(parts, own)
     while then is not None:
         if then is own:
             raise ConfigError(
                 "Two threads work on networks that share modules or parameters, each waiting for one that the other "
                 "holds. Give each thread networks of its own: copy.deepcopy(model)."
             )
-        then = then.waits_for
-    own.waits_for = other
+        then = _other_holder(then.wants, then)
+    own.wants = parts
     try:
         _changed.wait()
     finally:
-        own.waits_for = None
+        own.wants = {}

@@ -309,7 +309,9 @@ def test_a_model_without_parameters_says_so() -> None:
 
 
 def test_an_unknown_kind_is_answered_with_the_kinds(structure) -> None:
-    with pytest.raises(ConfigError, match=r"no kind 'neuron'. The kinds are kv_head, .*hidden"):
+    with pytest.raises(
+        ConfigError, match=r"no kind 'neuron'. The kinds are rank, kv_head, .*hidden"
+    ):
         structure.choose(kinds=["neuron"])
 
 

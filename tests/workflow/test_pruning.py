@@ -268,7 +268,7 @@ def test_the_model_is_traced_once(monkeypatch):
         calls.append(args)
         return ap.trace(*args, **kwargs)
 
-    monkeypatch.setattr(pruning, "trace", counted)
+    monkeypatch.setattr("apoptosis.workflow.pricing.trace", counted)
     monkeypatch.setattr("apoptosis.structure.cutting.trace", counted)
     ap.prune(cnn(), IMAGES, Budget(flops=0.4), criterion="taylor", steps=6)
     assert len(calls) == 1

@@ -13,7 +13,7 @@ import apoptosis as ap
 from apoptosis.errors import ConfigError
 from apoptosis.modes import in_eval_mode
 from apoptosis.training import FitOptions, evaluate, fit_
-from apoptosis.turns import alone
+from apoptosis.turns import Holder, acting_for, alone
 
 SECONDS = 60
 
@@ -237,6 +237,27 @@ def test_three_threads_in_a_ring_end():
                 return "refused"
 
     assert sorted(at_once(*(lambda n=n: hold(n) for n in range(3)))) == ["held", "held", "refused"]
+
+
+def test_a_thread_that_was_notified_and_has_not_run_yet_waits_for_nobody():
+    """It waited for this thread, which has let go since and now waits in turn."""
+    wanted, held, late = nn.Linear(2, 2), nn.Linear(2, 2), Holder()
+    holds, order = threading.Event(), list[str]()
+
+    def other():
+        with acting_for(late), alone(held):
+            late.wants = {id(wanted): wanted}  # nobody has it any more
+            holds.set()
+            threading.Event().wait(0.2)
+            order.append("other")
+
+    with ThreadPoolExecutor(1) as pool:
+        work = pool.submit(other)
+        assert holds.wait(SECONDS)
+        with alone(held):
+            order.append("this")
+        work.result(SECONDS)
+    assert order == ["other", "this"]
 
 
 def test_what_fails_lets_go():

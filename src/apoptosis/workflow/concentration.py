@@ -1,4 +1,4 @@
-"""Plans that take nearly all from few groups: told, because such a network seldom works, and the budget looks met.
+"""Warnings about plans that take nearly all from few groups: the budget is met, and such a network seldom works.
 
 A criterion whose scores are of another size in every layer ranks whole layers before others. Then few groups are
 hollowed out: they keep less than a quarter of what the median group keeps. Of a ResNet20 on the digits, without repair,
@@ -7,6 +7,9 @@ the smallest share that any of 13 groups keeps, and the share of 300 test images
     MACs gone     obs        oba        taylor     taylor-activation  magnitude-l2  random
     30 %          .27 .78    .48 .87    .42 .83    .22 .45            .08 .12       .09 .12
     50 %          .18 .28    .30 .32    .23 .38    .09 .12            .02 .11       .02 .11
+
+One seed a row; at 30 % scored on 300 images after three epochs of training, at 50 % on 100 after one (dense .91). The
+bounds below were chosen by looking at this table, so it does not show how well they do on other networks.
 """
 
 from collections.abc import Mapping
