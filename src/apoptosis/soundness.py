@@ -93,7 +93,7 @@ def check_default_device() -> None:
 
 
 def is_sound(tensor: Tensor) -> bool:
-    """Whether all its numbers are finite; integers always are."""
+    """True if all its numbers are finite; integers always are."""
     if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
         return True
     if tensor.dtype.itemsize == 1:  # of eight bits, torch cannot say

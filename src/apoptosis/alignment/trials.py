@@ -114,7 +114,7 @@ class Trial:
         return "" if all(alone) else HIDDEN
 
     def _leaves_all(self, bonds: Iterable[Bond], size: float, number: int, room: float) -> bool:
-        """Whether outputs are the same once bonds were turned."""
+        """True if outputs are the same once bonds were turned."""
         bonds = list(bonds)
         with self._put_back(slot for bond in bonds for slot in (bond.left, *bond.right)):
             for bond in bonds:

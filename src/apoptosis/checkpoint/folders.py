@@ -94,7 +94,7 @@ def find_folder(target: Path) -> Path:
 
 
 def holds_checkpoint(folder: Path) -> bool:
-    """Whether a folder holds a checkpoint, intact or not: its record is one, or what stands beside a damaged record."""
+    """True if a folder holds a checkpoint, intact or not: its record is one, or what stands beside a damaged record."""
     if not (folder / RECORD).is_file():
         return False
     if _keys(folder / RECORD) >= MARKS or _keys(folder / "plan.json") >= PLAN_MARKS:

@@ -147,7 +147,7 @@ class Journal:
 
     @property
     def has_notes(self) -> bool:
-        """Whether there is something to go on from."""
+        """True if there is something to go on from."""
         return bool(notes_in(self.folder))
 
     def remove(self) -> None:

@@ -35,7 +35,7 @@ MOST_HEADER = 2**28
 
 
 def has_notes(folder: str | os.PathLike[str]) -> bool:
-    """Whether a folder holds notes of a run to go on from.
+    """True if a folder holds notes of a run to go on from.
 
     Raises:
         CheckpointError: it holds something else.
@@ -74,7 +74,7 @@ def check_is_journal(folder: Path) -> None:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a journal has written this file."""
+    """True if a journal has written this file."""
     if path.is_symlink() or not path.is_file():
         return False
     if path.name == LOCK or path.name.startswith(TEMPORARY):

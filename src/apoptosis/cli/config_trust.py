@@ -54,7 +54,7 @@ def _is_ours(config: Path) -> bool:
 
 
 def names_code(text: str) -> bool:
-    """Whether a model or data of that name are a person's own function.
+    """True if a model or data of that name are a person's own function.
 
     >>> names_code("nets.py:make"), names_code("timm:resnet18"), names_code("runs/half")
     (True, False, False)

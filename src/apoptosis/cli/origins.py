@@ -31,7 +31,7 @@ class UntypedNameError(CheckpointError):
 
 
 def is_checkpoint(name: str | Path) -> bool:
-    """Whether a folder of that name holds a checkpoint."""
+    """True if a folder of that name holds a checkpoint."""
     try:
         return (Path(name).expanduser() / "run.json").is_file()
     except (OSError, ValueError, RuntimeError):  # no name of a file at all
@@ -82,12 +82,12 @@ def _recorded(folder: str) -> str:
 
 
 def _is_installed(origin: str) -> bool:
-    """Whether the name leads to a network that is installed here, wherever it comes from."""
+    """True if the name leads to a network that is installed here, wherever it comes from."""
     return origin in MODELS or bool(re.fullmatch(r"(timm|torchvision):\w+(\.\w+)?", origin, re.A))
 
 
 def _has_moved(origin: str, name: str) -> bool:
-    """Whether both are one function of files of one name, in different folders."""
+    """True if both are one function of files of one name, in different folders."""
     here, there = name.rpartition(":"), origin.rpartition(":")
     is_file = here[0].endswith(".py") and there[0].endswith(".py")
     is_file = is_file and re.split(r"[\\/]", here[0])[-1] == re.split(r"[\\/]", there[0])[-1]

@@ -116,7 +116,7 @@ def _paths_in(value: Any) -> list[Path]:
 
 
 def _is_within(inner: Path, outer: Path) -> bool:
-    """Whether one is the other or lies in it, whatever they are called."""
+    """True if one is the other or lies in it, whatever they are called."""
     if not outer.exists():
         return False
     real = Path(os.path.realpath(inner.expanduser()))
@@ -125,7 +125,7 @@ def _is_within(inner: Path, outer: Path) -> bool:
 
 
 def _is_comparison(folder: Path) -> bool:
-    """Whether an earlier comparison lies there, by its own record."""
+    """True if an earlier comparison lies there, by its own record."""
     try:
         found = json.loads((folder / "comparison.json").read_bytes())
         return found.keys() >= {"contestants", "baselines", "trials"}

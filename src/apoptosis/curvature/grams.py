@@ -93,7 +93,7 @@ class Gram:
 
     @property
     def is_thin(self) -> bool:
-        """Whether X is kept so far."""
+        """True if X is kept so far."""
         return bool(self._kept)
 
     @property

@@ -75,7 +75,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error says that memory is full. On a CPU torch has no type of its own for that."""
+    """True if an error says that memory is full. On a CPU torch has no type of its own for that."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     )

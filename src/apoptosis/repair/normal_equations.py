@@ -138,7 +138,7 @@ class _Sums:
 
     @property
     def is_thin(self) -> bool:
-        """Whether positions are there themselves."""
+        """True if positions are there themselves."""
         return self.products is not None and self.products.is_thin
 
     @property

@@ -82,7 +82,7 @@ class Analysis:
         ]
 
     def looks_at_values(self) -> bool:
-        """Whether Python, or the size of a result, depends on values that depend on the inputs."""
+        """True if Python, or the size of a result, depends on values that depend on the inputs."""
         return bool(self.program.escapes) or any(
             _looks_at_values(call) and any(not value.fixed for value in values_in(call.arguments))
             for call in self.program.calls

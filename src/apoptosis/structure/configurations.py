@@ -318,7 +318,7 @@ def _set_(config: Any, changes: Mapping[Key, Number]) -> None:
 
 
 def _says(built: Any, changes: Mapping[Key, Number]) -> bool:
-    """Whether the numbers have survived being written and read."""
+    """True if the numbers have survived being written and read."""
     found = dict[Key, Any](_numbers(built.config))
     return all(found.get(key, number) == number for key, number in changes.items())
 

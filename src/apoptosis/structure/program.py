@@ -102,7 +102,7 @@ class Call:
     measures: dict[tuple[str, int], Formula] = field(default_factory=dict)
     """Of which sizes of tensors Python made integer arguments."""
     as_passed: bool = False
-    """Whether the integers are those that user code passed, one by one: what is no size there is a plain number."""
+    """True if the integers are those that user code passed, one by one: what is no size there is a plain number."""
 
     @property
     def name(self) -> str:
@@ -144,7 +144,7 @@ class Program:
     escapes: list[tuple[Value, str, str, str]] = field(default_factory=list)
     """Values whose numbers left torch (`.numpy()`, `.tolist()`), how, the line, and the module whose code did it."""
     draws_outside: bool = False
-    """Whether random numbers were drawn by Python or numpy, which may have steered it."""
+    """True if random numbers were drawn by Python or numpy, which may have steered it."""
     readings: list[Reading] = field(default_factory=list)
     """Uses that Python made of sizes other than to pass them to operations."""
     read: set[SizeOf] = field(default_factory=set)

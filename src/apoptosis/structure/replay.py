@@ -106,7 +106,7 @@ class _Pair:
         self.checks = self._program.checks
 
     def answer(self, example: Example) -> str:
-        """Whether both give the same; if not, why not."""
+        """The reason why they differ; empty if both give the same."""
         with in_eval_mode(self._own), in_eval_mode(self._program):
             torch.manual_seed(0)  # for dropout that is never off
             try:

@@ -381,7 +381,7 @@ class _Writer:
         return arguments
 
     def _follows_inputs(self, measured: Size | None) -> bool:
-        """Whether a plain number measures what the inputs bring along: the model would fail at another size."""
+        """True if a plain number measures what the inputs bring along: the model would fail at another size."""
         return measured is not None and any(a in self._of_inputs for a in measured.expr.axes())
 
     def _guard(self, reading: Reading) -> None:
@@ -414,7 +414,7 @@ class _Writer:
             self.graph.call_function(check_number, (call.line, call.returns, node))
 
     def _moves(self, size: SizeOf) -> bool:
-        """Whether a size may be another one in another call: nothing is known of sizes of 1, which are no axes."""
+        """True if a size may be another one in another call: nothing is known of sizes of 1, which are no axes."""
         axes = list(self._analysis.axes[size.value][size.dim].axes())
         return not axes or any(axis not in self._of_parameters for axis in axes)
 

@@ -96,7 +96,7 @@ def _chosen(program: Program, axes: Axes) -> set[Axis]:
 
 
 def _counts(call: Call) -> bool:
-    """Whether an operation gives as many entries as values decide."""
+    """True if an operation gives as many entries as values decide."""
     if call.name.startswith("index."):
         return any(
             v.dtype in (torch.bool, torch.uint8) for v in values_in(call.arguments["indices"])

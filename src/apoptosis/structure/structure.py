@@ -106,7 +106,7 @@ class Structure:
 
     @property
     def looks_at_values(self) -> bool:
-        """Whether sizes or branches of the traced run may have followed from values of the inputs.
+        """True if sizes or branches of the traced run may have followed from values of the inputs.
 
         So may its costs: of other inputs they can be others.
         """

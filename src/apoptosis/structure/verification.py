@@ -76,7 +76,7 @@ class _Ground:
     examples: list[Example]
     tolerance: float
     draws: bool
-    """Whether the model draws random numbers."""
+    """True if the model draws random numbers."""
 
 
 def verify(

@@ -63,6 +63,6 @@ def traced_for_costs(
 
 
 def _is_linear(one: Structure, many: Structure, num: int) -> bool:
-    """Whether every module costs as often as much as there are samples."""
+    """True if every module costs as often as much as there are samples."""
     single, whole = one.macs_by_module(), many.macs_by_module()
     return all(whole.get(name, 0) == num * single.get(name, 0) for name in {*single, *whole})
