@@ -116,3 +116,25 @@ def test_scored_on_its_own_batches_it_is_delivered() -> None:
         model, batches, ap.Budget(flops=0.6), task, criterion="taylor", steps=2, repair=[]
     )
     assert outcome.model(batches[0][0]).shape == (4, 4, 36)
+
+
+class HalvesItself(nn.Module):
+    cache = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.a.weight.mul_(0.5)
+        self.cache = torch.ones(x.shape[0], 1)
+        return self.a(x)
+
+
+def test_looking_for_caches_leaves_the_weights_alone() -> None:
+    model = HalvesItself()
+    model(torch.zeros(2, 4))
+    before = model.a.weight.detach().clone()
+    ap.trace(model, torch.zeros(2, 4))
+    torch.testing.assert_close(model.a.weight.detach(), before, rtol=0, atol=0)

@@ -25,7 +25,7 @@ and a dimension of values at once, and costs both.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,7 @@ from apoptosis.curvature import (
     is_linear_map,
     layer_moments,
 )
-from apoptosis.errors import ModelError
+from apoptosis.errors import ConfigError, ModelError
 from apoptosis.modes import in_eval_mode
 from apoptosis.progress import track
 from apoptosis.structure import Group, Site, Structure
@@ -105,9 +105,11 @@ def obs_units(  # noqa: PLR0913 - what every criterion takes, and a word on each
         are `missing`.
 
     Raises:
-        ConfigError: a temperature that is no number above 0.
+        ConfigError: a temperature that is no number above 0, or a ridge that is none.
         ModelError: there is no such group.
     """
+    if isinstance(ridge, bool) or not isinstance(ridge, (int, float)) or not 0 < ridge < inf:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"`ridge` is a number above 0, such as 1e-4; {ridge!r} was given.")
     task = task or Task.classification()
     priced = {group.name: _Priced.of(model, group) for group in structure.groups}
     uses = Counter(site.module for own in priced.values() for site in own.readers)

@@ -77,9 +77,12 @@ class _Ways:
 
     def _layers(self, value: Value) -> Iterator[Call]:
         """The layers whose results a value is the sum of."""
-        pending = [value]
+        pending, seen = [value], set[Value]()
         while pending:
-            call = self._maker.get(self._source(pending.pop()))
+            if (source := self._source(pending.pop())) in seen:
+                continue
+            seen.add(source)
+            call = self._maker.get(source)
             if call is not None and _base(call) in _ADDS:
                 pending += values_in(call.arguments)
             elif call is not None:

@@ -17,7 +17,7 @@ from apoptosis.structure.plan import Plan
 from apoptosis.structure.randomness import random_state_put_back
 from apoptosis.structure.recording import Example
 from apoptosis.structure.rewriting import CutProgram
-from apoptosis.structure.surgery import AnyModel, check_fits, cut_module
+from apoptosis.structure.surgery import AnyModel, check_fits, copy_with, cut_module
 from apoptosis.structure.tracing import trace
 from apoptosis.turns import one_at_a_time
 
@@ -85,7 +85,7 @@ def why_not_run(small: nn.Module, model: nn.Module, example: Example) -> str:
     if any(tensor.is_meta for tensor in (*small.parameters(), *example.tensors())):
         return ""
     because = _failure(small, example)
-    return because if because and not _failure(model, example) else ""
+    return because if because and not _failure(copy_with(model, {}), example) else ""
 
 
 def _failure(model: nn.Module, example: Example) -> str:

@@ -97,6 +97,7 @@ def stft(step: Step) -> None:
         "cross.default": lambda: [
             sample(tensor(2, 3, 4), tensor(2, 3, 4, seed=1), 1, free="2 4"),
             sample(tensor(2, 3), tensor(2, 3, seed=1), -1, free="2"),
+            sample(tensor(5, 3, 4), tensor(5, 3, 4, seed=1), free="4"),
         ],
         "linalg_cross.default": lambda: [sample(tensor(2, 4, 3), tensor(1, 1, 3), free="2 4")],
     },
@@ -106,7 +107,10 @@ def cross(step: Step) -> None:
     a, b, dim = step.args
     axes = broadcast(step, a, b)
     shape = step.call.outputs[0].shape
-    dim = shape.index(3) if dim is None else dim
+    if dim is None:
+        dim = shape.index(3)
+        for axis in axes[:dim]:
+            step.pin(axis, "a cross product without `dim` runs over the first axis of size 3")
     step.pin(axes[dim], "a cross product runs over it")
     step.out(axes, Nowhere())
 

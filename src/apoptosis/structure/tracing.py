@@ -124,15 +124,10 @@ def _empty_caches_(shadow: nn.Module, example: Example) -> None:
     What is recorded must not depend on what the model was called with before. A cache is an attribute of a module that
     its class has a value for, and that a run at another size sets; it gets the value of the class back.
     """
-    other = copy_with(shadow, {id(p): p for p in shadow.parameters()})
-    kept = [
-        (path, name, item)
-        for path, module in other.named_modules()
-        for name, item in vars(module).items()
-        if isinstance(item, (Tensor, tuple)) and hasattr(type(module), name)
-    ]
-    if not any(isinstance(item, Tensor) for _, _, item in kept):
+    if not any(isinstance(item, Tensor) for _, _, item in _kept(shadow)):
         return
+    other = copy_with(shadow, {})  # forward may write to parameters
+    kept = list(_kept(other))
     parts, others = dict(shadow.named_modules()), dict(other.named_modules())
     for times in (2, 3):  # it may have seen one of them last
         try:
@@ -143,6 +138,14 @@ def _empty_caches_(shadow: nn.Module, example: Example) -> None:
         for path, name, item in kept:
             if vars(others[path]).get(name) is not item:
                 vars(parts[path]).pop(name, None)
+
+
+def _kept(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
+    """Attributes of modules that may be such caches: path, name and value."""
+    for path, module in model.named_modules():
+        for name, item in vars(module).items():
+            if isinstance(item, (Tensor, tuple)) and hasattr(type(module), name):
+                yield path, name, item
 
 
 def _recorded_in_training(shadow: nn.Module, example: Example, program: Program) -> Program | None:

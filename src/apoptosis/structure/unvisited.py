@@ -57,7 +57,7 @@ def _pin_for_siblings(
     for own in (own for own in members.values() if own not in unvisited):
         names = set(own.values())
         for other in unvisited:
-            for rest in own.keys() & other.keys():
+            for rest in (rest for rest in own if rest in other):
                 exprs = _of_equal_size(axes[tensors[own[rest]]], tensors[other[rest]])
                 shared = {a for expr in exprs for a in expr.axes() if holders[a] - names}
                 _pin(shared, own[rest], other[rest], container)

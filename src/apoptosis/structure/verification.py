@@ -10,7 +10,7 @@ A group that fails is pinned, with that reason; so is one that cannot be cut. Wh
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import gcd, inf, lcm
 from typing import Any
 
 import numpy as np
@@ -150,12 +150,17 @@ def _one_unit_less(
         for other in structure.step(name)
         if not structure[other].exact and structure[name].exact
     }
+    step = {other: num for other, num in structure.step(name).items() if other not in inexact}
+    on_grid = lcm(
+        *(structure[o].multiple // gcd(structure[o].multiple, n) for o, n in step.items())
+    )
     kept = {
         other: np.sort(
-            torch.randperm(size := structure[other].size, generator=generator)[: size - num].numpy()
+            torch.randperm(size := structure[other].size, generator=generator)[
+                : size - num * on_grid
+            ].numpy()
         )
-        for other, num in structure.step(name).items()
-        if other not in inexact
+        for other, num in step.items()
     }
     other, because = next(iter(inexact.items()), ("", ""))
     return kept, f"it is tied to {other!r}, which is inexact: {because}. " if inexact else ""
