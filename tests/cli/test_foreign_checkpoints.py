@@ -247,6 +247,19 @@ def test_the_same_words_typed_are_those_of_a_person(here):
     assert result.exit_code == 0, result.output
 
 
+@pytest.mark.parametrize(
+    ("model", "data"), [("digits_cnn", "timm:batches"), ("whole:make", "digits")]
+)
+def test_prefixes_of_models_are_no_pass_for_data_nor_the_other_way_round(here, model, data):
+    """Each option reads names in its own way: what one takes from a library is a file here for the other."""
+    for name in ("timm.py", "whole.py"):
+        (here / name).write_text("open('imported', 'w')")
+    (here / "ck" / "settings.json").write_text("{}")
+    (here / "ck" / "run.toml").write_text(f'model = ["{model}"]\ndata = "{data}"\n')
+    assert "names code" in said_by("evaluate", "--config", "ck/run.toml")
+    assert not traces(here)
+
+
 def test_a_configuration_of_ones_own_names_code(here):
     (here / "run.toml").write_text('model = ["evil.py:make"]\ndata = "evil.py:batches"\n')
     result = RUN.invoke(app, ["evaluate", "--config", "run.toml"])

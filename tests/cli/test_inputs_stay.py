@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from apoptosis.cli.app import app
+from apoptosis.cli.places import check_folder
 from oracles.command_runs import RUN, SOURCE, done, refused
 
 PRUNE = ["--keep-params", "0.5", "--steps", "1", "--criterion", "magnitude"]
@@ -176,3 +177,12 @@ def test_another_place_beside_the_input_is_fine(place):
     result = RUN.invoke(app, [*words, "dense-2"])
     assert result.exit_code == 0, result.stderr
     assert contents(place / "dense") == before
+
+
+def test_a_folder_called_like_a_network_or_data_of_the_library_is_no_input(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "digits_cnn").mkdir()
+    inputs = {"MODEL": "digits_cnn", "--data": "digits", "--weights": "~nobody-here/x"}
+    check_folder(pathlib.Path("digits_cnn/a"), inputs)
+    check_folder(pathlib.Path("digits/a"), inputs)

@@ -1,5 +1,6 @@
 """What is written down of a run: every operation once, whole, with its line, its module and its integers' origin."""
 
+import builtins
 import copy
 from typing import Any
 
@@ -198,3 +199,19 @@ def test_tensors_that_are_plain_attributes_are_the_models() -> None:
     model = nn.Linear(4, 3)
     model.table = torch.zeros(5)
     assert set(model_tensors(model)) == {"weight", "bias", "table"}
+
+
+def test_the_builtin_len_stays_what_it_is_while_a_model_runs() -> None:
+    """torch's compiler knows builtins by their identity, and keeps what it finds when it first looks."""
+
+    class Looks(nn.Module):
+        found = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            Looks.found = builtins.len
+            return x * len(x)
+
+    before = builtins.len
+    record(Looks(), Example.of(torch.ones(2, 3)))
+    assert Looks.found is before
+    assert "len" not in globals()

@@ -5,6 +5,7 @@ in a folder that a command has made is taken for data by whoever gets the folder
 the names have to be typed.
 """
 
+import re
 from pathlib import Path
 
 import typer
@@ -16,8 +17,9 @@ __all__ = ["MAKERS", "check_code_is_typed", "names_code"]
 
 MAKERS = ("model", "data", "teacher", "dense")
 """Options whose values may be names of functions."""
-SOURCES = ("timm", "torchvision", "cifar10", "cifar100", "whole")
-"""Words before a colon that are no code."""
+LIBRARY_MODEL = re.compile(r"(timm|torchvision):\w+(\.\w+)?", re.ASCII)
+DATA_SETS = ("cifar10", "cifar100", "whole")
+"""Words before the colon of a data set and its place."""
 OURS = ("run.json", "settings.json", "*.lock", "*.note")
 """By which a folder is known as one that a command has made."""
 
@@ -36,7 +38,7 @@ def check_code_is_typed(context: typer.Context, config: Path | None) -> None:
         if key_of(own) in MAKERS and source is not None and source.name == "DEFAULT_MAP":
             value = context.params.get(str(own.name))
             texts = [str(text) for text in (value if isinstance(value, list) else [value])]
-            if any(map(names_code, texts)):
+            if any(names_code(text, key_of(own)) for text in texts):
                 found[key_of(own)] = texts
     if found:
         told = ", ".join(f"{key} = {text!a}" for key, texts in found.items() for text in texts)
@@ -53,11 +55,15 @@ def _is_ours(config: Path) -> bool:
     return any(any(folder.glob(name)) for folder in folders for name in OURS)
 
 
-def names_code(text: str) -> bool:
-    """True if a model or data of that name are a person's own function.
+def names_code(text: str, option: str = "model") -> bool:
+    """True if the value of an option may be a person's own function: each reads names in its own way.
 
     >>> names_code("nets.py:make"), names_code("timm:resnet18"), names_code("runs/half")
     (True, False, False)
+    >>> names_code("timm:make", "data"), names_code("cifar10:here", "data"), names_code("whole:make")
+    (True, False, True)
     """
-    source, colon, _ = text.partition(":")
-    return bool(colon) and source not in SOURCES
+    if option == "data":
+        word, colon, place = text.partition(":")
+        return bool(colon) and not (word in DATA_SETS and place)
+    return ":" in text and not LIBRARY_MODEL.fullmatch(text)

@@ -109,10 +109,27 @@ def _check_is_no_input(out: Path, inputs: Mapping[str, Any]) -> None:
 
 
 def _paths_in(value: Any) -> list[Path]:
-    """Files and folders that an option names: `nets.py:make`, `cifar10:data` and plain paths."""
+    """Files and folders that an option names: `nets.py:make`, `cifar10:data` and plain paths.
+
+    A network or data set of the library, or of another one, is no path, whatever lies here under that name.
+    """
+    from apoptosis.data import NAMES
+    from apoptosis.models import MODELS
+
     text = str(value or "")
-    found = (text, text.partition(":")[2], text.rpartition(":")[0])
-    return [path for part in found if part and (path := Path(part).expanduser()).exists()]
+    word, _, place = text.partition(":")
+    if text in MODELS or text in NAMES or word in ("timm", "torchvision"):
+        return []
+    parts = (text, place) if word in NAMES else (text, place, text.rpartition(":")[0])
+    return [path for part in parts if part and (path := _there(part)) is not None]
+
+
+def _there(text: str) -> Path | None:
+    try:
+        path = Path(text).expanduser()
+        return path if path.exists() else None
+    except (OSError, ValueError, RuntimeError):  # no name of a file at all
+        return None
 
 
 def _is_within(inner: Path, outer: Path) -> bool:

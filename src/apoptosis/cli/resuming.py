@@ -156,7 +156,9 @@ def _line(asked: Asked, folder: Path) -> str:
     config = str(folder / "run.toml")
     code: list[str] = []
     for key, texts in asked.given.items():
-        for text in filter(names_code, texts if key in MAKERS else ()):
+        for text in texts if key in MAKERS else ():
+            if not names_code(text, key):
+                continue
             code += [text] if key == "model" else [f"--{key}", text]
     return shlex.join(["apoptosis", asked.command, *code, "--config", config, "--resume"])
 

@@ -105,11 +105,13 @@ def obs_units(  # noqa: PLR0913 - what every criterion takes, and a word on each
         are `missing`.
 
     Raises:
-        ConfigError: a temperature that is no number above 0, or a ridge that is none.
+        ConfigError: a temperature that is no number above 0, or a ridge that is none or below 0.
         ModelError: there is no such group.
     """
-    if isinstance(ridge, bool) or not isinstance(ridge, (int, float)) or not 0 < ridge < inf:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"`ridge` is a number above 0, such as 1e-4; {ridge!r} was given.")
+    if isinstance(ridge, bool) or not isinstance(ridge, (int, float)) or not 0 <= ridge < inf:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(
+            f"`ridge` is a number that is not below 0, such as 1e-4; {ridge!r} was given."
+        )
     task = task or Task.classification()
     priced = {group.name: _Priced.of(model, group) for group in structure.groups}
     uses = Counter(site.module for own in priced.values() for site in own.readers)

@@ -10,7 +10,6 @@ user code passed, so those that came from attributes of modules can be told (`at
 tensors (`read_sizes`).
 """
 
-import builtins
 import inspect
 import sys
 import threading
@@ -136,7 +135,7 @@ def _recorded(
         stack.enter_context(recorder.watching_modules(model))
         stack.enter_context(enable_python_dispatcher())
         stack.enter_context(_Watcher(recorder))
-        stack.enter_context(recorder.lengths_followed())
+        stack.enter_context(recorder.lengths_followed(model))
         stack.enter_context(recorder)
         before = state_outside_torch()
         outputs = example.run(model)
@@ -266,19 +265,25 @@ class _Recorder(ProxyTorchDispatchMode):
         return sizes
 
     @contextmanager
-    def lengths_followed(self) -> Iterator[None]:
-        """Let `len` of a tensor be a size as `x.shape` has them: Python makes a plain number of what a class says."""
+    def lengths_followed(self, model: nn.Module) -> Iterator[None]:
+        """Let `len` of a tensor be a size as `x.shape` has them: Python makes a plain number of what a class says.
+
+        It stands among the global names of files, and the builtin stays what it is: torch's compiler, which knows that
+        by its identity, would keep the wrong one for good.
+        """
 
         def length(item: Any) -> int:
             sizes = self.shape(item) if isinstance(item, Tensor) else None
-            return sizes[0] if sizes else before(item)
+            return sizes[0] if sizes else len(item)
 
-        before = builtins.len
-        builtins.len = length
+        places = [names for names in _names_of_code(model) if "len" not in names]
+        for names in places:
+            names["len"] = length
         try:
             yield
         finally:
-            builtins.len = before
+            for names in places:
+                del names["len"]
 
     def note(
         self, operator: str, left: Formula, right: Formula, *, outcome: bool, unseen: bool = False
@@ -386,6 +391,25 @@ class _Recorder(ProxyTorchDispatchMode):
 
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+
+def _names_of_code(model: nn.Module) -> list[dict[str, Any]]:
+    """Global names of files that a forward may run through: not Python's own, ours, or torch's but `torch.nn`."""
+    left_out = {*sys.stdlib_module_names, "torch", "apoptosis"} - {"__main__"}
+    found = [
+        names
+        for name, module in list(sys.modules.items())
+        if (name.partition(".")[0] not in left_out or name.startswith("torch.nn."))
+        and isinstance(names := getattr(module, "__dict__", None), dict)
+    ]
+    classes = {own for module in model.modules() for own in type(module).__mro__}
+    forwards = [getattr(vars(own).get("forward"), "__globals__", None) for own in classes]
+    found += [
+        names  # of code that stands in no module
+        for names in forwards
+        if names and names.get("__name__", "").partition(".")[0] not in left_out
+    ]
+    return list({id(names): names for names in found}.values())
 
 
 class _Watcher(TorchFunctionMode):
